@@ -1,0 +1,60 @@
+"""Train one script over several seeds, as a user runs it, and print a row of README's learning table.
+
+    python docs/benchmark/learning.py --seeds 1-10 --reach 475 -- grpo_rtg.py --env-id CartPole-v1
+
+Each seed is a process of its own with one thread; what is read is what the script prints. --by train judges the mean
+return of the last 100 training episodes instead of the greedy evaluation.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+PRINTED = {
+    "steps": r"Trained ([\d,]+) steps",
+    "seconds": r"steps in ([\d.]+) s",
+    "train": r"Training return, last 100 episodes: (\S+)",
+    "greedy": r"Greedy evaluation, \d+ episodes: return (\S+)",
+}
+
+
+def run(command: list[str], seed: int, folder: str) -> dict[str, float]:
+    """Train with one seed; the figures that the script printed."""
+    script = [sys.executable, str(ROOT / command[0]), *command[1:], "--seed", str(seed), "--no-save-model"]
+    done = subprocess.run(script, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(script)} ended with status {done.returncode}:\n{done.stderr}")
+    return {name: float(re.search(text, done.stdout)[1].replace(",", "")) for name, text in PRINTED.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1-10", help="first-last")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side; more than one slows each down")
+    parser.add_argument("--reach", type=float, help="count the seeds that reach this return")
+    parser.add_argument("--by", choices=("greedy", "train"), default="greedy")
+    parser.add_argument("command", nargs="+", help="-- script.py and its options")
+    args = parser.parse_args()
+    first, last = map(int, args.seeds.split("-"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        results = list(pool.map(lambda seed: run(args.command, seed, folder), range(first, last + 1)))
+    columns = {name: [result[name] for result in results] for name in PRINTED}
+
+    def cell(name: str, digits: int) -> str:
+        low, middle, high = (f"{f(columns[name]):,.{digits}f}" for f in (min, median, max))
+        return f"{middle} [{low}, {high}]"
+
+    cells = [cell("train", 1), cell("greedy", 1), cell("steps", 0), cell("seconds", 1)]
+    if args.reach is not None:
+        cells.append(f"{sum(x >= args.reach for x in columns[args.by])} of {len(results)} at {args.reach:g}")
+    print(f"| `{' '.join(args.command)}` | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,513 @@
+"""PPO with a critic, for Gymnasium environments: the baseline that GRPO is compared with, in one file.
+
+    python ppo.py --env-id CartPole-v1
+    python ppo.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
+
+Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalised Advantage Estimation (GAE,
+arXiv:1506.02438). Everything that it can share with grpo_outcome.py, grpo_process.py and grpo_rtg.py it shares word for
+word: network, sampling, minibatches, evaluation, logs. Maximised is, over all steps of N environments times T steps,
+
+    min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ(a|s) / π_old(a|s)
+
+    δ_t = r_t + γ V(s_{t+1}) (1 - terminated_t) - V(s_t)
+    Â_t = δ_t + γ λ (1 - done_t) Â_{t+1},    V_target = Â + V
+
+A terminated episode has no future value. A truncated one has: its last step bootstraps from the value of the
+observation it led to, not of the next episode's first one.
+
+    paper   here                      paper   here
+    N, T    --num-envs, --num-steps   ε       --clip-coef
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
+    ρ, Â    ratio, advantages         K       --update-epochs
+
+Details the paper does not give, as is usual: advantages are normalised over each batch, the gradient's norm is clipped,
+the learning rate is annealed, weights start orthogonal.
+"""
+
+import pickle
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    """Options of a run. The defaults are for CartPole-v1."""
+
+    env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
+    seed: int = 1  # fixes the initial weights, the start states and the sampling
+    total_timesteps: int = 100_000  # budget in environment steps; a run never takes more
+    num_envs: int = 8  # N: environments stepped side by side
+    num_steps: int = 32  # T: steps per environment and iteration
+    gamma: float = 0.98  # γ: discount per step
+    gae_lambda: float = 0.8  # λ: GAE's trade of bias (0) against variance (1)
+    norm_adv: bool = True  # normalise the advantages of each batch
+    update_epochs: int = 10  # K: passes over an iteration's steps
+    num_minibatches: int = 1  # gradient steps per pass
+    learning_rate: float = 1e-3  # Adam's step size
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
+    clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
+    ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
+    vf_coef: float = 0.5  # c1: weight of the value loss
+    max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
+    target_kl: float | None = None  # end an iteration's passes once KL(π_old, π_θ) exceeds this, in nats
+    hidden_size: int = 64  # units in each of the two hidden layers
+    norm_obs: bool = False  # normalise observations by their running mean and variance, which the model keeps
+    max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
+    cuda: bool = False  # use a GPU if there is one
+    num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
+    eval_episodes: int = 100  # episodes of the greedy evaluation
+    save_model: bool = True  # write model.pt into the run's folder
+    capture_video: bool = False  # record some of the evaluation's episodes
+    track: bool = False  # log to Weights & Biases as well (pip install wandb)
+    evaluate: str | None = None  # instead of training, play the greedy policy of this model.pt
+    render: bool = False  # with --evaluate: show the episodes in a window
+
+
+class UserError(ValueError):
+    """What the user can put right: the command line prints this one sentence and exits with status 2."""
+
+
+def check_args(args: Args) -> None:
+    """Raise UserError if an option is out of range."""
+    for names, low, high in (
+        ("total_timesteps", args.num_envs * args.num_steps, 2**63),
+        ("num_envs num_steps update_epochs num_minibatches hidden_size num_threads eval_episodes", 1, 2**31),
+        ("seed max_episode_steps ent_coef vf_coef", 0, 2**31),
+        ("max_grad_norm target_kl", 1e-9, 2**31),
+        ("learning_rate clip_coef", 1e-9, 1),
+        ("gamma gae_lambda", 0, 1),
+    ):
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN is out of every range
+                raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
+
+
+def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
+    """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
+    try:
+        env = gym.make(env_id, render_mode="rgb_array" if video_dir else render_mode, disable_env_checker=True)
+        if max_episode_steps or env.spec.max_episode_steps is None:
+            env = gym.wrappers.TimeLimit(env, max_episode_steps or 1000)
+        if video_dir:
+            env = gym.wrappers.RecordVideo(env, str(video_dir))
+    except Exception as error:  # a user's own environment may raise anything
+        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
+    if not env.observation_space.is_np_flattenable:
+        raise UserError(f"{env_id} has observations {env.observation_space}, which cannot be flattened to a vector.")
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    is_continuous = isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind == "f"
+    if not is_continuous and not isinstance(env.action_space, gym.spaces.Discrete):
+        raise UserError(f"{env_id} has actions {env.action_space}; only Discrete and Box of floats are supported.")
+    return env
+
+
+def mlp(num_inputs: int, hidden: int, num_outputs: int, output_gain: float) -> nn.Sequential:
+    """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
+    first, second, output = nn.Linear(num_inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, num_outputs)
+    for layer, gain in (first, 2**0.5), (second, 2**0.5), (output, output_gain):
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), output)
+
+
+class Policy(nn.Module):
+    """Observations to a categorical distribution (Discrete actions) or a diagonal Gaussian (Box) over actions."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, hidden_size: int = 64, norm_obs=False):
+        super().__init__()
+        self.action_space, self.norm_obs = action_space, norm_obs
+        self.discrete = isinstance(action_space, gym.spaces.Discrete)
+        num_outputs = int(action_space.n if self.discrete else np.prod(action_space.shape))
+        self.net = mlp(obs_space.shape[0], hidden_size, num_outputs, output_gain=0.01)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.zeros(num_outputs))  # the same in every state
+        self.register_buffer("obs_mean", torch.zeros(obs_space.shape))
+        self.register_buffer("obs_var", torch.ones(obs_space.shape))
+        self.register_buffer("obs_count", torch.zeros((), dtype=torch.float64))
+
+    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
+        """With norm_obs, observations [B, D] in running standard deviations from the running mean, within ±10."""
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10) if self.norm_obs else obs
+
+    @torch.no_grad()
+    def update_obs_stats(self, obs: torch.Tensor) -> None:
+        """Merge observations [S, D] into the running mean and variance (Chan et al. 1979)."""
+        share, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
+        self.obs_var += share * (obs.var(0, correction=0) - self.obs_var + (1 - share) * delta**2)
+        self.obs_mean += share * delta
+        self.obs_count += len(obs)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Logits [B, A], or means and log standard deviations [B, 2A], for observations [B, D]."""
+        outputs = self.net(self.normalize(obs))
+        return outputs if self.discrete else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+
+    def distribution(self, obs: torch.Tensor) -> Distribution:
+        """π_θ(·|s) for observations [B, D]; its log_prob and entropy are [B], in nats."""
+        if self.discrete:
+            return Categorical(logits=self(obs), validate_args=False)
+        mean, log_std = self(obs).chunk(2, -1)
+        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+
+    def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
+        """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
+
+        Given a second time as env.step wants them: counted from the space's start, or clipped to its bounds.
+        The noise is drawn on the CPU, so that a seed means the same on every device.
+        """
+        outputs, space = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy(), self.action_space
+        if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
+            actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
+            return actions, list(actions + space.start)
+        actions, log_std = np.split(outputs, 2, -1)
+        if rng is not None:
+            actions = actions + np.exp(log_std) * rng.standard_normal(actions.shape, np.float32)
+        return actions, list(actions.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype))
+
+
+class ActorCritic(Policy):
+    """The policy, and a critic of the same shape that shares nothing with it but the observation statistics."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, hidden_size: int = 64, norm_obs=False):
+        super().__init__(obs_space, action_space, hidden_size, norm_obs)
+        self.critic = mlp(obs_space.shape[0], hidden_size, 1, output_gain=1.0)
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        """V(s) [...] for observations [..., D]."""
+        return self.critic(self.normalize(obs)).squeeze(-1)
+
+
+class Episodes(NamedTuple):
+    """One episode of each of N environments: S steps in a flat batch ordered by time, and blocks padded to T steps."""
+
+    obs: torch.Tensor  # [S, D] float32
+    actions: torch.Tensor  # [S] int64 (Discrete) or [S, A] float32 (Box, before clipping)
+    index: tuple[torch.Tensor, torch.Tensor]  # member [S] and time [S] of each step: rewards[index] is [S]
+    rewards: torch.Tensor  # [N, T] float64, 0 in the padding
+    mask: torch.Tensor  # [N, T] bool, True where a step was taken
+
+
+@torch.inference_mode()
+def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=float("inf")) -> Episodes | None:
+    """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
+
+    Actions are sampled with rng, greedy without. None if the episodes together take more than max_steps steps.
+    UserError if an observation, action or reward is NaN or infinite.
+    """
+    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds)]).astype(np.float32)  # [N, D]
+    alive, steps, rewards = np.arange(len(obs)), [], []
+    while len(alive) and len(rewards) + len(alive) <= max_steps:
+        actions, env_actions = policy.act(obs[alive], rng)
+        steps.append((obs[alive], actions, alive, np.full(len(alive), len(steps))))
+        ended = []
+        for i, action in zip(alive.tolist(), env_actions):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(action)
+            rewards.append(reward)
+            if terminated or truncated:
+                ended.append(i)
+        if ended:
+            alive = np.setdiff1d(alive, ended)
+    if len(alive):
+        return None
+    flat_obs, actions, member, t = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
+    flat_rewards = torch.from_numpy(np.array(rewards, np.float64))
+    check_finite(envs[0], flat_obs, actions, flat_rewards, torch.tensor(seeds)[member], t)
+    rewards = torch.zeros(len(obs), len(steps), dtype=torch.float64)
+    mask = torch.zeros(rewards.shape, dtype=torch.bool)
+    rewards[member, t], mask[member, t] = flat_rewards, True
+    return Episodes(flat_obs, actions, (member, t), rewards, mask)
+
+
+def check_finite(env, obs, actions, rewards, seeds, t) -> None:
+    """Raise UserError that names the earliest of S steps with a NaN or infinite observation, action or reward."""
+    finite = torch.stack([x.isfinite().reshape(len(x), -1).all(1) for x in (obs, actions, rewards)], 1)
+    if not finite.all():
+        i, what = divmod(int((~finite).flatten().int().argmax()), 3)
+        what, where = ("observation", "action", "reward")[what], f"step {t[i]} after reset(seed={seeds[i]})"
+        raise UserError(f"{env.unwrapped}: the {what} is NaN or infinite at {where}.")
+
+
+class Running(NamedTuple):
+    """The episodes under way in N environments, which go on from one rollout to the next; changed in place."""
+
+    obs: np.ndarray  # [N, D] float32
+    seeds: np.ndarray  # [N] what reset started each episode with
+    returns: np.ndarray  # [N] so far
+    lengths: np.ndarray  # [N] so far
+
+
+class Steps(NamedTuple):
+    """T steps of each of N environments, and the episodes that ended among them."""
+
+    obs: torch.Tensor  # [T, N, D] float32
+    actions: torch.Tensor  # [T, N] int64 (Discrete) or [T, N, A] float32 (Box, before clipping)
+    rewards: torch.Tensor  # [T, N] float32
+    next_obs: torch.Tensor  # [T, N, D] what each step led to, before any reset
+    terminated: torch.Tensor  # [T, N] bool
+    done: torch.Tensor  # [T, N] bool, terminated or truncated
+    episodes: list  # (return, length) of each
+
+
+def start_episodes(envs: list, rng: np.random.Generator) -> Running:
+    """Reset every environment with a fresh seed."""
+    seeds, zeros = rng.integers(2**31, size=len(envs)), np.zeros(len(envs))
+    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds.tolist())]).astype(np.float32)
+    return Running(obs, seeds, zeros, zeros.astype(np.int64))
+
+
+@torch.inference_mode()
+def collect_steps(envs: list, policy: Policy, running: Running, num_steps: int, rng: np.random.Generator) -> Steps:
+    """Sample num_steps steps in every environment, on with the running episodes, starting new ones as they end.
+
+    UserError if an observation, action or reward is NaN or infinite.
+    """
+    obs = np.empty((num_steps, *running.obs.shape), np.float32)
+    next_obs, actions, episodes = np.empty_like(obs), [], []
+    seeds, times = np.empty((2, *obs.shape[:2]), np.int64)
+    rewards, (terminated, done) = np.empty(obs.shape[:2], np.float32), np.empty((2, *obs.shape[:2]), bool)
+    for t in range(num_steps):
+        obs[t], seeds[t], times[t] = running.obs, running.seeds, running.lengths
+        sampled, env_actions = policy.act(obs[t], rng)
+        actions.append(sampled)
+        for n, env in enumerate(envs):
+            next_obs[t, n], rewards[t, n], terminated[t, n], truncated, _ = env.step(env_actions[n])
+            done[t, n] = terminated[t, n] or truncated
+        running.obs[:] = next_obs[t]
+        running.returns[:] += rewards[t]
+        running.lengths[:] += 1
+        for n in done[t].nonzero()[0]:
+            episodes.append((running.returns[n], running.lengths[n]))
+            running.seeds[n], running.returns[n], running.lengths[n] = rng.integers(2**31), 0, 0
+            running.obs[n] = envs[n].reset(seed=int(running.seeds[n]))[0]
+    blocks = [torch.from_numpy(x) for x in (obs, np.stack(actions), rewards, next_obs, terminated, done)]
+    seen = np.concatenate([obs, next_obs], -1), blocks[1].numpy(), rewards, seeds, times
+    check_finite(envs[0], *(torch.from_numpy(x).flatten(0, 1) for x in seen))
+    return Steps(*blocks, episodes)
+
+
+def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> tuple:
+    """Advantages and returns [T, N] by GAE(λ) (arXiv:1506.02438, Eq. 16), from [T, N] each.
+
+    next_values[t] is V of the observation that step t led to, before any reset. A terminated step has no future value;
+    a truncated one (done but not terminated) bootstraps from next_values. The returns are the critic's targets, Â + V.
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    advantages, last = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = last = deltas[t] + gamma * gae_lambda * ~done[t] * last
+    return advantages, advantages + values
+
+
+def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: float) -> tuple[torch.Tensor, dict]:
+    """Minus PPO's objective (Eq. 9) on a flat batch of B steps, and the metrics that are logged.
+
+    batch: obs [B, D], actions, and [B] each: log_probs under π_old, advantages, returns (the critic's targets).
+    """
+    distribution = policy.distribution(batch["obs"])
+    log_probs, advantages = distribution.log_prob(batch["actions"]), batch["advantages"]
+    log_ratio = log_probs - batch["log_probs"]
+    ratio = log_ratio.exp()
+    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
+    policy_loss = -surrogate.mean()
+    value_loss = 0.5 * (policy.value(batch["obs"]) - batch["returns"]).square().mean()
+    entropy = distribution.entropy().mean()
+    approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
+    clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
+    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
+    return policy_loss + vf_coef * value_loss - ent_coef * entropy, metrics
+
+
+def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
+    """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means."""
+    history, size = [], len(batch["obs"])
+    if size < args.num_minibatches:
+        raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {size} steps of an iteration.")
+    for _ in range(args.update_epochs):
+        for index in torch.from_numpy(rng.permutation(size)).to(batch["obs"].device).tensor_split(args.num_minibatches):
+            loss, metrics = loss_fn(policy, {name: x[index] for name, x in batch.items()})
+            optimizer.zero_grad()
+            loss.backward()
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            optimizer.step()
+            history.append(torch.stack([x.detach() for x in metrics.values()]))
+        if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
+            break
+    means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
+    if not np.isfinite(list(means.values())).all():
+        raise UserError(f"The update became NaN or infinite ({means}): lower --learning-rate, or scale the rewards.")
+    return means
+
+
+def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, seed: int = 10**9) -> np.ndarray:
+    """Returns [--eval-episodes] of the policy, greedy or sampled; episode i starts from reset(seed=seed + i).
+
+    Played 20 at a time, or one at a time in a window with --render. With video_dir the first environment is recorded.
+    """
+    envs = [make_env(args.env_id, args.max_episode_steps, "human" if args.render else None, video_dir)]
+    while len(envs) < (1 if args.render else min(args.eval_episodes, 20)):
+        envs.append(make_env(args.env_id, args.max_episode_steps))
+    seeds, returns = list(range(seed, seed + args.eval_episodes)), []
+    rng = None if greedy else np.random.default_rng(seed)
+    for first in range(0, len(seeds), len(envs)):
+        returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
+    for env in envs:
+        env.close()  # which also finishes a video
+    return np.array(returns)
+
+
+def report(returns: np.ndarray, args: Args) -> None:
+    """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
+    spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
+    print(f"Greedy evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
+    if (threshold := make_env(args.env_id).spec.reward_threshold) is not None:
+        print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
+
+
+def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
+    """The policy in this script's model.pt, on the CPU, and the options it was trained with; or UserError."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if saved["script"] != Path(__file__).stem:
+            raise UserError(f"{path} is a model of {saved['script']}.py: evaluate it with that script.")
+        args = Args(**saved["args"])
+        env = make_env(args.env_id)
+        policy = model_class(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
+        policy.load_state_dict(saved["policy"])
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise UserError(f"Cannot read a model from {path} ({type(error).__name__}).") from error
+    return policy, args
+
+
+def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
+    """Make the run's folder, open its logs and pick the device: what cannot work fails now, not after the training."""
+    env_name = args.env_id.replace("/", "-").replace(":", "-")
+    run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{int(time.time())}")
+    try:
+        if args.track:
+            import wandb
+
+            wandb.init(name=run_dir.name, config=asdict(args), sync_tensorboard=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        writer = SummaryWriter(str(run_dir))
+    except ImportError as error:
+        raise UserError("--track needs Weights & Biases: pip install wandb") from error
+    except OSError as error:
+        raise UserError(f"Cannot write to {run_dir}: {error.strerror}.") from error
+    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
+    if args.capture_video:
+        make_env(args.env_id, video_dir=run_dir / "videos").close()
+    torch.set_num_threads(args.num_threads)
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    if args.cuda and device.type == "cpu":
+        print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
+    if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
+        print(f"{spec.id} has no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)")
+    print("Device:", torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.num_threads} thread(s)")
+    return run_dir, writer, device
+
+
+def train(args: Args) -> dict:
+    """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir."""
+    check_args(args)
+    envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(args.num_envs)]
+    run_dir, writer, device = open_run(args, envs[0].spec)
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs).to(device)
+    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
+    step, recent, start = 0, deque(maxlen=100), time.perf_counter()
+    progress = tqdm(total=args.total_timesteps, unit=" steps", disable=None)
+    running = start_episodes(envs, rng)
+    for _ in range(args.total_timesteps // (args.num_envs * args.num_steps)):
+        steps = collect_steps(envs, policy, running, args.num_steps, rng)
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - step / args.total_timesteps)
+        with torch.no_grad():
+            values, next_values = (policy.value(x.to(device)).cpu() for x in (steps.obs, steps.next_obs))
+        advantages, returns = compute_gae(
+            steps.rewards, values, next_values, steps.terminated, steps.done, args.gamma, args.gae_lambda
+        )
+        if args.norm_adv:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        batch = {"obs": steps.obs, "actions": steps.actions, "advantages": advantages, "returns": returns}
+        batch = {name: x.flatten(0, 1).to(device) for name, x in batch.items()}
+        with torch.no_grad():
+            batch["log_probs"] = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+        metrics = update(policy, optimizer, loss_fn, batch, args, rng)
+        policy.update_obs_stats(batch["obs"])
+
+        step += len(batch["obs"])
+        scalars = {f"losses/{name}": value for name, value in metrics.items()}
+        scalars["losses/explained_variance"] = 1 - (returns - values).var() / returns.var()
+        scalars["charts/SPS"] = step / (time.perf_counter() - start)
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        if steps.episodes:
+            episodic_return, episodic_length = np.mean(steps.episodes, axis=0)
+            scalars |= {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
+            recent.extend(episode[0] for episode in steps.episodes)
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+        progress.update(len(batch["obs"]))
+        train_return = np.mean(recent) if recent else np.nan  # until an episode ends
+        progress.set_postfix({"return": f"{train_return:.1f}", "kl": f"{metrics['approx_kl']:.4f}"}, refresh=False)
+    progress.close()
+    return finish_run(args, policy, run_dir, writer, step, time.perf_counter() - start, train_return)
+
+
+def finish_run(args: Args, policy, run_dir: Path, writer, steps: int, seconds: float, train_return: float) -> dict:
+    """Save and evaluate the policy, and print the results, where they lie and what to type next."""
+    model = run_dir / "model.pt"
+    if args.save_model:
+        torch.save({"script": Path(__file__).stem, "args": asdict(args), "policy": policy.state_dict()}, model)
+    print(f"Trained {steps:,} steps in {seconds:.1f} s ({steps / seconds:,.0f} steps/s)")
+    print(f"Training return, last 100 episodes: {train_return:.2f}")
+    eval_returns = evaluate(policy, args, video_dir=run_dir / "videos" if args.capture_video else None)
+    writer.add_scalar("eval/episodic_return", eval_returns.mean(), steps)
+    writer.close()
+    report(eval_returns, args)
+    print(f"Logs:  tensorboard --logdir {run_dir.parent}")
+    if args.save_model:
+        print(f"Model: {model}\nWatch: python {Path(__file__).name} --evaluate {model} --render --eval-episodes 3")
+    summary = {"steps": steps, "seconds": seconds, "train_return": train_return, "eval_returns": eval_returns}
+    return summary | {"run_dir": run_dir}
+
+
+def main() -> None:
+    """Train, or with --evaluate play a saved model, as the command line says."""
+    args = tyro.cli(Args)
+    try:
+        if not args.evaluate:
+            train(args)
+            return
+        check_args(args)
+        torch.set_num_threads(args.num_threads)
+        policy, trained = load_policy(args.evaluate, ActorCritic)
+        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render)
+        video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
+        report(evaluate(policy, trained, video_dir=video_dir), trained)
+    except UserError as error:
+        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The objective, its gradient and its averages. Eq. 3 against a scalar loop is in test_oracle.py."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import grpo_outcome
+import grpo_rtg
+import ppo
+
+OBS = gym.spaces.Box(-1, 1, (3,))
+COEFS = {"clip_coef": 0.2, "kl_coef": 0.0, "ent_coef": 0.0}
+
+
+def make_batch(policy, size=64, seed=0):
+    """A flat batch of random steps with π_old = π_ref = the policy."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {
+        "obs": torch.randn(size, 3, generator=generator),
+        "actions": torch.randint(0, 2, (size,), generator=generator),
+        "advantages": torch.randn(size, generator=generator),
+        "weights": torch.rand(size, generator=generator) + 0.5,
+    }
+    with torch.no_grad():
+        batch["log_probs"] = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+    return batch | {"ref_log_probs": batch["log_probs"].clone()}
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return grpo_rtg.Policy(OBS, gym.spaces.Discrete(2), 8)
+
+
+def gradient(policy, loss):
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(policy.parameters()))])
+
+
+def test_first_pass_has_ratio_one(policy):
+    """The surrogate is the weighted mean advantage, nothing is clipped, and no KL has built up."""
+    batch = make_batch(policy)
+    loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 0.04, 0.0)
+    assert loss.item() == pytest.approx(-(batch["weights"] * batch["advantages"]).mean().item(), abs=1e-6)
+    assert metrics["clipfrac"] == 0 and abs(metrics["approx_kl"]) < 1e-6 and abs(metrics["kl"]) < 1e-6
+
+
+def test_first_gradient_is_the_policy_gradient(policy):
+    batch = make_batch(policy)
+    log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+    expected = gradient(policy, -(batch["weights"] * batch["advantages"] * log_probs).mean())
+    assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("advantage", "ratio", "moves"), [(1, 1.5, 0), (1, 0.5, 1), (-1, 0.5, 0), (-1, 1.5, 1)])
+def test_clipping_is_pessimistic(policy, advantage, ratio, moves):
+    """Beyond 1±ε there is no gradient in the direction already taken, and all of it on the way back."""
+    batch = make_batch(policy) | {"advantages": torch.full((64,), float(advantage))}
+    batch["log_probs"] = batch["log_probs"] - np.log(ratio)
+    loss, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
+    assert bool(gradient(policy, loss).abs().max() > 1e-6) == bool(moves)
+    assert metrics["clipfrac"] == 1
+
+
+def test_kl_pulls_towards_the_reference(policy):
+    """The published bug: on detached log-probabilities the penalty has no gradient and holds nobody."""
+    batch = make_batch(policy) | {"advantages": torch.zeros(64)}
+    batch["ref_log_probs"] = batch["ref_log_probs"] + torch.linspace(-1, 1, 64)
+    loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 1.0, 0.0)
+    log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+    slope = 1 - (batch["ref_log_probs"] - log_probs.detach()).exp()  # d KL / d log π_θ = 1 - π_ref / π_θ
+    expected = gradient(policy, (batch["weights"] * slope * log_probs).mean())
+    assert expected.abs().max() > 1e-3
+    assert torch.allclose(gradient(policy, loss), expected, atol=1e-6)
+    assert metrics["kl"] > 0
+
+
+def test_kl_ratio_is_the_right_way_round(policy):
+    """π_ref/π_θ - log(π_ref/π_θ) - 1 at π_ref = e π_θ is e - 2; the other way round it is 1/e."""
+    batch = make_batch(policy) | {"weights": torch.ones(64)}
+    batch["ref_log_probs"] = batch["log_probs"] + 1
+    assert grpo_rtg.grpo_loss(policy, batch, **COEFS)[1]["kl"].item() == pytest.approx(np.e - 2, rel=1e-5)
+
+
+def test_kl_estimates_the_exact_divergence(policy):
+    """Averaged over all actions with π_θ's probabilities, Eq. 4 is KL(π_θ, π_ref)."""
+    reference = grpo_rtg.Policy(OBS, gym.spaces.Discrete(2), 8)
+    torch.nn.init.normal_(reference.net[-1].weight)
+    obs = torch.randn(5, 3).repeat_interleave(2, 0)
+    pi, ref = policy.distribution(obs), reference.distribution(obs)
+    actions = torch.arange(2).repeat(5)
+    batch = {"obs": obs, "actions": actions, "log_probs": pi.log_prob(actions), "ref_log_probs": ref.log_prob(actions)}
+    batch |= {"advantages": torch.zeros(10), "weights": 2 * pi.log_prob(actions).exp()}
+    with torch.no_grad():
+        kl = grpo_rtg.grpo_loss(policy, batch, **COEFS)[1]["kl"]
+    assert kl.item() == pytest.approx(torch.distributions.kl_divergence(pi, ref).mean().item(), rel=1e-4)
+
+
+def test_entropy_bonus_flattens_the_policy(policy):
+    torch.nn.init.normal_(policy.net[-1].weight)
+    batch = make_batch(policy) | {"advantages": torch.zeros(64)}
+    expected = gradient(policy, -(batch["weights"] * policy.distribution(batch["obs"]).entropy()).mean())
+    assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, 0.2, 0.0, 1.0)[0]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss_agg", ["trajectory", "step"])
+def test_weights_average_as_they_say(loss_agg):
+    lengths = torch.tensor([[3, 1, 4], [1, 5, 2]])
+    mask = torch.arange(5) < lengths[..., None]
+    values = torch.randn(mask.shape, dtype=torch.float64)
+    mean = (grpo_outcome.step_weights(mask, loss_agg) * values)[mask].mean()
+    episodes = [values[k, g, : lengths[k, g]] for k in range(2) for g in range(3)]
+    by_trajectory = torch.stack([episode.mean() for episode in episodes]).mean()
+    expected = by_trajectory if loss_agg == "trajectory" else torch.cat(episodes).mean()
+    assert mean.item() == pytest.approx(expected.item())
+
+
+def test_minibatches_average_to_the_whole(policy):
+    """With weights inside the mean, equal minibatches of any shuffle estimate the objective without bias."""
+    batch = make_batch(policy)
+    whole = gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0])
+    parts = torch.randperm(64).split(16)
+    losses = [grpo_rtg.grpo_loss(policy, {name: x[i] for name, x in batch.items()}, **COEFS)[0] for i in parts]
+    assert torch.allclose(torch.stack([gradient(policy, loss) for loss in losses]).mean(0), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (2,))], ids=["Discrete", "Box"])
+def test_log_probs_and_entropy_are_those_of_the_outputs(space):
+    torch.manual_seed(0)
+    policy, obs = grpo_rtg.Policy(OBS, space, 8), torch.randn(6, 3)
+    outputs, distribution = policy(obs).double(), policy.distribution(obs)
+    if isinstance(space, gym.spaces.Discrete):
+        actions, p = torch.tensor([0, 1, 2, 3, 0, 1]), outputs.exp() / outputs.exp().sum(1, keepdim=True)
+        log_probs, entropy = p[range(6), actions].log(), -(p * p.log()).sum(1)
+    else:
+        torch.nn.init.normal_(policy.log_std)
+        outputs, distribution = policy(obs).double(), policy.distribution(obs)
+        actions, (mean, log_std) = torch.randn(6, 2), outputs.chunk(2, -1)
+        density = (-0.5 * ((actions - mean) / log_std.exp()) ** 2).exp() / (log_std.exp() * (2 * torch.pi) ** 0.5)
+        log_probs, entropy = density.log().sum(1), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(1)
+    assert torch.allclose(distribution.log_prob(actions).double(), log_probs, atol=1e-5)
+    assert torch.allclose(distribution.entropy().double(), entropy, atol=1e-5)
+
+
+class TestUpdate:
+    args = grpo_rtg.Args(update_epochs=3, num_minibatches=4)
+
+    def run(self, policy, loss_fn, args, size=64):
+        optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+        return grpo_rtg.update(policy, optimizer, loss_fn, make_batch(policy, size), args, np.random.default_rng(0))
+
+    def test_every_step_is_used_once_in_each_pass(self, policy):
+        seen = []
+
+        def loss_fn(policy, batch):
+            seen.append(batch["advantages"])
+            return grpo_rtg.grpo_loss(policy, batch, **COEFS)
+
+        metrics = self.run(policy, loss_fn, self.args, size=66)
+        assert [len(x) for x in seen] == [17, 17, 16, 16] * 3
+        everything = make_batch(policy, 66)["advantages"].sort().values
+        for i in range(3):
+            assert torch.equal(torch.cat(seen[4 * i : 4 * i + 4]).sort().values, everything)
+        assert not torch.equal(seen[0], seen[4])  # shuffled anew
+        assert set(metrics) == {"policy_loss", "kl", "entropy", "approx_kl", "clipfrac", "grad_norm"}
+
+    def test_target_kl_ends_the_passes(self, policy):
+        calls = []
+
+        def loss_fn(policy, batch):
+            calls.append(1)
+            return grpo_rtg.grpo_loss(policy, batch, **COEFS)
+
+        self.run(policy, loss_fn, grpo_rtg.Args(update_epochs=9, num_minibatches=4, target_kl=1e-9))
+        assert 4 <= len(calls) < 36 and len(calls) % 4 == 0
+
+    def test_gradient_norm_is_clipped(self, policy):
+        before = torch.nn.utils.parameters_to_vector(policy.parameters())
+        args = grpo_rtg.Args(update_epochs=1, num_minibatches=1, max_grad_norm=0.001)
+        self.run(policy, lambda *a: grpo_rtg.grpo_loss(*a, **COEFS), args)
+        moved = torch.nn.utils.parameters_to_vector(policy.parameters()) - before
+        assert moved.norm().item() == pytest.approx(0.1 * 0.001, rel=1e-2)
+
+    def test_more_minibatches_than_steps(self, policy):
+        with pytest.raises(grpo_rtg.UserError, match="--num-minibatches 4 is more than the 3 steps"):
+            self.run(policy, None, self.args, size=3)
+
+    def test_nan_is_not_trained_on(self, policy):
+        def loss_fn(policy, batch):
+            loss, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
+            return loss * float("nan"), metrics
+
+        with pytest.raises(grpo_rtg.UserError, match="NaN or infinite"):
+            self.run(policy, loss_fn, self.args)
+
+
+def test_ppo_value_loss_reaches_only_the_critic():
+    torch.manual_seed(0)
+    policy = ppo.ActorCritic(OBS, gym.spaces.Discrete(2), 8)
+    batch = make_batch(policy) | {"returns": torch.randn(64), "advantages": torch.zeros(64)}
+    ppo.ppo_loss(policy, batch, clip_coef=0.2, ent_coef=0.0, vf_coef=0.5)[0].backward()
+    assert all((x.grad == 0).all() for x in policy.net.parameters())
+    assert all((x.grad != 0).any() for x in policy.critic.parameters())
