@@ -57,7 +57,7 @@ class Args:
     norm_std: bool = True  # divide by the group's standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group's members in the same state (off: each member has its own seed)
     update_epochs: int = 4  # μ: passes over an iteration's steps
-    num_minibatches: int = 8  # gradient steps per pass
+    num_minibatches: int = 4  # gradient steps per pass
     learning_rate: float = 3e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
@@ -309,7 +309,8 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy, "approx_kl": approx_kl, "clipfrac": clipfrac}
-    return policy_loss + kl_coef * kl - ent_coef * entropy, metrics
+    loss = policy_loss + kl_coef * kl - ent_coef * entropy
+    return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
@@ -324,7 +325,7 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
             loss.backward()
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
             optimizer.step()
-            history.append(torch.stack([x.detach() for x in metrics.values()]))
+            history.append(torch.stack(list(metrics.values())))
         if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
             break
     means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
@@ -375,6 +376,8 @@ def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
 
 def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
     """Make the run's folder, open its logs and pick the device: what cannot work fails now, not after the training."""
+    if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
+        raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     env_name = args.env_id.replace("/", "-").replace(":", "-")
     run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{int(time.time())}")
     try:
@@ -390,8 +393,6 @@ def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
         raise UserError(f"Cannot write to {run_dir}: {error.strerror}.") from error
     rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
-    if args.capture_video:
-        make_env(args.env_id, video_dir=run_dir / "videos").close()
     torch.set_num_threads(args.num_threads)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     if args.cuda and device.type == "cpu":

@@ -55,7 +55,7 @@ class Args:
     gamma: float = 0.98  # γ: discount per step
     gae_lambda: float = 0.8  # λ: GAE's trade of bias (0) against variance (1)
     norm_adv: bool = True  # normalise the advantages of each batch
-    update_epochs: int = 10  # K: passes over an iteration's steps
+    update_epochs: int = 20  # K: passes over an iteration's steps
     num_minibatches: int = 1  # gradient steps per pass
     learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
@@ -307,10 +307,10 @@ def compute_gae(rewards, values, next_values, terminated, done, gamma: float, ga
     next_values[t] is V of the observation that step t led to, before any reset. A terminated step has no future value;
     a truncated one (done but not terminated) bootstraps from next_values. The returns are the critic's targets, Â + V.
     """
-    deltas = rewards + gamma * next_values * ~terminated - values
-    advantages, last = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
+    deltas = rewards + gamma * next_values.where(~terminated, 0) - values
+    advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
-        advantages[t] = last = deltas[t] + gamma * gae_lambda * ~done[t] * last
+        advantages[t] = later = deltas[t] + gamma * gae_lambda * later.where(~done[t], 0)
     return advantages, advantages + values
 
 
@@ -331,7 +331,8 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
-    return policy_loss + vf_coef * value_loss - ent_coef * entropy, metrics
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
+    return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
@@ -346,7 +347,7 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
             loss.backward()
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
             optimizer.step()
-            history.append(torch.stack([x.detach() for x in metrics.values()]))
+            history.append(torch.stack(list(metrics.values())))
         if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
             break
     means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
@@ -397,6 +398,8 @@ def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
 
 def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
     """Make the run's folder, open its logs and pick the device: what cannot work fails now, not after the training."""
+    if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
+        raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     env_name = args.env_id.replace("/", "-").replace(":", "-")
     run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{int(time.time())}")
     try:
@@ -412,8 +415,6 @@ def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
         raise UserError(f"Cannot write to {run_dir}: {error.strerror}.") from error
     rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
-    if args.capture_video:
-        make_env(args.env_id, video_dir=run_dir / "videos").close()
     torch.set_num_threads(args.num_threads)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     if args.cuda and device.type == "cpu":

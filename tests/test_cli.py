@@ -1,0 +1,286 @@
+"""What a person types and sees: whole runs, saved models, and one sentence with status 2 for what cannot work."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parent.parent
+GRPO = ["grpo_outcome", "grpo_process", "grpo_rtg"]
+SCRIPTS = [*GRPO, "ppo"]
+each_script = pytest.mark.parametrize("script", SCRIPTS)
+GROUP_OPTIONS = ["--group-size", "4", "--num-minibatches", "2"]
+SHORT = {script: ["--total-timesteps", "600", "--eval-episodes", "3"] for script in SCRIPTS}
+for script in GRPO:
+    SHORT[script] += GROUP_OPTIONS
+TAGS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS", "learning_rate")} | {
+    f"losses/{name}" for name in ("policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
+}
+GRPO_TAGS = {"losses/kl", "group/zero_std_frac", "group/return_std"}
+PPO_TAGS = {"losses/value_loss", "losses/explained_variance"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run a script's main() with these arguments; exit status, standard output, standard error."""
+
+    def call(script, *args):
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, args)])
+        try:
+            importlib.import_module(script).main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def logged(run_dir) -> EventAccumulator:
+    return EventAccumulator(str(run_dir)).Reload()
+
+
+@each_script
+def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
+    status, out, err = cli(script, *SHORT[script])
+    assert status == 0, err
+    [run_dir] = Path("runs").iterdir()
+    assert re.fullmatch(rf"CartPole-v1__{script}__1__\d+", run_dir.name)
+    steps = int(re.search(r"Trained (\d+) steps in [\d.]+ s \([\d,]+ steps/s\)", out)[1])
+    greedy = float(re.search(r"Greedy evaluation, 3 episodes: return (\S+) ± ", out)[1])
+    train = float(re.search(r"Training return, last 100 episodes: (\S+)", out)[1])
+    assert 0 < steps <= 600 and 8 <= train <= 500 and 8 <= greedy <= 500
+    assert "Device: CPU, 1 thread" in out and "CartPole-v1 is not solved (threshold 475)" in out
+    events = logged(run_dir)
+    own = PPO_TAGS if script == "ppo" else GRPO_TAGS
+    assert set(events.Tags()["scalars"]) == TAGS | own | {"eval/episodic_return"}
+    assert events.Scalars("eval/episodic_return")[-1].value == pytest.approx(greedy, abs=0.01)
+    assert events.Scalars("losses/entropy")[-1].step == steps
+    if script != "ppo":  # whole episodes: all steps belong to one, so the logged means give the printed one
+        lengths, returns = events.Scalars("charts/episodic_length"), events.Scalars("charts/episodic_return")
+        assert 4 * sum(x.value for x in lengths) == pytest.approx(steps, rel=1e-6)
+        assert np.mean([x.value for x in returns][-25:]) == pytest.approx(train, abs=0.01)
+    assert "group_size|4" in str(events.Tensors("hyperparameters/text_summary")[0]) or script == "ppo"
+
+
+@each_script
+def test_a_saved_model_plays_as_it_was_evaluated(cli, script):
+    _, out, _ = cli(script, "--env-id", "Pendulum-v1", "--norm-obs", *SHORT[script], "--total-timesteps", 3000)
+    [path] = Path("runs").glob("*/model.pt")
+    saved = torch.load(path, weights_only=True)
+    assert saved["script"] == script and saved["args"]["env_id"] == "Pendulum-v1"
+    assert saved["policy"]["obs_count"] > 0 and (saved["policy"]["obs_mean"] != 0).all()
+    evaluation = re.compile(r"Greedy evaluation, 3 episodes: return \S+ ± \S+ from \S+ to \S+")
+    status, again, _ = cli(script, "--evaluate", path, "--eval-episodes", 3)
+    assert status == 0 and evaluation.search(again)[0] == evaluation.search(out)[0]
+
+
+@each_script
+def test_the_same_seed_gives_the_same_weights(script):
+    module = importlib.import_module(script)
+    weights = []
+    for seed in (1, 1, 2):
+        options = {} if script == "ppo" else {"group_size": 4, "num_minibatches": 2}
+        run_dir = module.train(module.Args(seed=seed, total_timesteps=600, eval_episodes=1, **options))["run_dir"]
+        weights.append(torch.load(run_dir / "model.pt", weights_only=True)["policy"])
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+def test_as_a_process_of_its_own():
+    """The real thing once: help, a run, and bad input, from another folder."""
+
+    def python(*args):
+        return subprocess.run([sys.executable, ROOT / "grpo_rtg.py", *args], capture_output=True, text=True)
+
+    helped = python("--help")
+    assert helped.returncode == 0
+    for option in ("--env-id", "--group-size", "--norm-std, --no-norm-std", "--baseline {group,timestep}", "--cuda"):
+        assert option in helped.stdout
+    assert "Greedy evaluation" in python(*SHORT["grpo_rtg"]).stdout
+    failed = python("--group-size", "1")
+    assert failed.returncode == 2 and failed.stdout == ""
+    assert failed.stderr == "grpo_rtg.py: --group-size must be from 2 to 2,147,483,648, not 1.\n"
+
+
+@each_script
+def test_every_option_is_explained(script):
+    module = importlib.import_module(script)
+    source = (ROOT / f"{script}.py").read_text()
+    for name in module.Args.__dataclass_fields__:
+        assert re.search(rf"^    {name}: .+ = .+?  # .{{10,}}$", source, re.M), name
+
+
+BAD_INPUT = {
+    "unknown environment": (["--env-id", "CartPol-v1"], r"Did you mean: `CartPole`\?"),
+    "unknown version": (["--env-id", "CartPole-v9"], r"`v1`"),
+    "malformed id": (["--env-id", "Cart Pole"], r"Malformed environment ID"),
+    "unknown module": (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
+    "unsupported actions": (["--env-id", "tests.envs:UnsupportedActions-v0"], r"MultiDiscrete.*only Discrete and Box"),
+    "unsupported observations": (["--env-id", "tests.envs:UnsupportedObs-v0"], r"Graph.*cannot be flattened"),
+    "gamma": (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01"),
+    "clip": (["--clip-coef", "0"], r"--clip-coef must be"),
+    "learning rate": (["--learning-rate", "-0.1"], r"--learning-rate must be"),
+    "learning rate nan": (["--learning-rate", "nan"], r"--learning-rate must be"),
+    "no evaluation": (["--eval-episodes", "0"], r"--eval-episodes must be"),
+    "seed": (["--seed", "-1"], r"--seed must be"),
+    "video of what cannot be rendered": (
+        ["--env-id", "tests.envs:FromFive-v0", "--capture-video"],
+        r"cannot be recorded",
+    ),
+    "NaN reward": (
+        ["--env-id", "tests.envs:TurnsNaN-v0"],
+        r"reward is NaN or infinite at step 2 after reset\(seed=\d+\)",
+    ),
+    "NaN obs": (
+        ["--env-id", "tests.envs:TurnsNaNObs-v0"],
+        r"observation is NaN or infinite at step \d after reset\(seed=",
+    ),
+    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read a model from nowhere.pt"),
+    "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
+}
+BAD_GRPO_INPUT = {
+    "group size": (["--group-size", "1"], r"--group-size must be from 2"),
+    "no groups": (["--num-groups", "0"], r"--num-groups must be from 1"),
+    "beta": (["--kl-coef", "-1"], r"--kl-coef must be from 0"),
+    "budget": (["--total-timesteps", "40"], r"--total-timesteps 40 allows no iteration"),
+    "minibatches": (["--num-minibatches", "5000"], r"--num-minibatches 5000 is more than the \d+ steps"),
+    "unseeded": (["--env-id", "tests.envs:IgnoresSeed-v0"], r"ignores reset\(seed\).*--no-seed-groups"),
+}
+BAD_PPO_INPUT = {
+    "budget": (["--total-timesteps", "255"], r"--total-timesteps must be from 256"),
+    "minibatches": (["--num-minibatches", "257"], r"--num-minibatches 257 is more than the 256 steps"),
+    "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
+}
+CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]
+CASES += [(script, *case) for script in GRPO for case in BAD_GRPO_INPUT.values()]
+CASES += [("ppo", *case) for case in BAD_PPO_INPUT.values()]
+
+
+@pytest.mark.parametrize(("script", "args", "message"), CASES, ids=lambda x: x if isinstance(x, str) else " ".join(x))
+def test_bad_input_gets_one_sentence_and_status_2(cli, script, args, message):
+    status, out, err = cli(script, *args)
+    assert status == 2
+    assert re.search(message, err), err
+    assert "Traceback" not in err
+    if "Error parsing" not in err:  # else tyro draws a box
+        assert err.startswith(f"{script}.py: ") and err.count("\n") == 1, err
+    if "--env-id" in args and "TurnsNaN" not in args[1] and "IgnoresSeed" not in args[1]:
+        assert out == "" and not Path("runs").exists()
+
+
+@each_script
+def test_a_missing_extra_names_its_pip_command(cli, script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "Box2D", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    status, _, err = cli(script, "--env-id", "LunarLander-v3")
+    assert status == 2 and 'pip install "gymnasium[box2d]"' in err and err.count("\n") == 1
+
+
+@each_script
+def test_tracking_needs_wandb(cli, script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    status, _, err = cli(script, "--track")
+    assert status == 2 and "pip install wandb" in err and not Path("runs").exists()
+
+
+@each_script
+def test_a_runs_folder_that_cannot_be_written_is_found_at_the_start(cli, script):
+    Path("runs").write_text("a file where the folder should be")
+    status, _, err = cli(script)
+    assert status == 2 and re.search(r"Cannot write to runs/CartPole-v1__\w+: Not a directory", err)
+
+
+@each_script
+def test_files_that_are_no_models(cli, script):
+    Path("text.pt").write_text("not a model")
+    torch.save({"weights": torch.zeros(3)}, "foreign.pt")
+    cli(script, *SHORT[script])
+    [model] = Path("runs").glob("*/model.pt")
+    Path("truncated.pt").write_bytes(model.read_bytes()[:-1000])
+    saved = torch.load(model, weights_only=True)
+    saved["args"]["hidden_size"] = 32
+    torch.save(saved, "other_size.pt")
+    for name in ("text", "foreign", "truncated", "other_size"):
+        status, _, err = cli(script, "--evaluate", f"{name}.pt")
+        assert status == 2 and err.count("\n") == 1 and f"Cannot read a model from {name}.pt" in err
+    other = "ppo" if script != "ppo" else "grpo_rtg"
+    status, _, err = cli(other, "--evaluate", model)
+    assert status == 2 and f"is a model of {script}.py" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@each_script
+def test_cuda_without_a_gpu_warns_and_trains_on_the_cpu(cli, script):
+    status, out, err = cli(script, "--cuda", *SHORT[script])
+    assert status == 0 and "WARNING" in err and "no GPU" in err and "Device: CPU" in out
+
+
+@each_script
+def test_no_time_limit_is_said(cli, script):
+    _, out, _ = cli(script, "--env-id", "tests.envs:NoLimit-v0", *SHORT[script])
+    assert "has no time limit of its own: episodes are cut after 1,000 steps" in out
+    _, out, _ = cli(script, "--env-id", "tests.envs:NoLimit-v0", "--max-episode-steps", 60, *SHORT[script])
+    assert "no time limit" not in out
+
+
+def test_process_supervision_says_once_why_it_learns_nothing_on_cartpole(cli):
+    _, out, err = cli("grpo_process", *SHORT["grpo_process"])
+    assert (out + err).count("No signal") == 1
+    assert "every step paid 1 and process supervision compares steps" in out + err
+    for script in ("grpo_outcome", "grpo_rtg"):
+        _, out, err = cli(script, *SHORT[script])
+        assert "No signal" not in out + err
+
+
+@pytest.mark.parametrize("script", GRPO)
+def test_tied_groups_say_that_there_is_no_signal(cli, script):
+    """Every member of MountainCar's first groups times out with the same return."""
+    args = ["--env-id", "MountainCar-v0", "--max-episode-steps", 50, "--gamma", 1.0, *SHORT[script]]
+    args += ["--baseline", "timestep"] if script == "grpo_rtg" else []
+    _, out, err = cli(script, *args)
+    assert (out + err).count(
+        "No signal: every advantage of this iteration is 0, because the members of every group"
+    ) == 1
+    [run_dir] = Path("runs").iterdir()
+    events = logged(run_dir)
+    assert {x.value for x in events.Scalars("group/zero_std_frac")} == {1.0}
+    assert {x.value for x in events.Scalars("losses/grad_norm")} == {0.0}
+
+
+@each_script
+def test_videos_are_written(cli, script, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    status, out, err = cli(script, "--capture-video", *SHORT[script])
+    assert status == 0 and list(Path("runs").glob("*/videos/*.mp4")), err
+    [model] = Path("runs").glob("*/model.pt")
+    videos = model.parent / "videos"
+    for video in videos.iterdir():
+        video.unlink()
+    assert cli(script, "--evaluate", model, "--capture-video", "--eval-episodes", 1)[0] == 0
+    assert list(videos.glob("*.mp4"))
+
+
+def test_render_shows_every_episode_in_one_window(cli, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    cli("grpo_rtg", *SHORT["grpo_rtg"])
+    [model] = Path("runs").glob("*/model.pt")
+    modes, make = [], gym.make
+    monkeypatch.setattr(
+        gym, "make", lambda *args, **kwargs: modes.append(kwargs.get("render_mode")) or make(*args, **kwargs)
+    )
+    status, out, _ = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
+    assert status == 0 and "Greedy evaluation, 2 episodes" in out and modes.count("human") == 1

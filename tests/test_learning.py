@@ -1,0 +1,69 @@
+"""That each script learns, and runs on the kinds of environments that Gymnasium ships. README's table has the seeds."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
+each_script = pytest.mark.parametrize("script", SCRIPTS)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def train(script, **options):
+    module = importlib.import_module(script)
+    return module.train(module.Args(save_model=False, **options))
+
+
+@pytest.mark.parametrize("script", ["grpo_outcome", "grpo_rtg", "ppo"])
+def test_default_flags_solve_cartpole(script):
+    summary = train(script)
+    assert summary["eval_returns"].mean() >= 475 and summary["steps"] <= 200_000
+
+
+def test_process_supervision_learns_nothing_on_cartpole():
+    """By construction: every step pays 1. The policy stays the random one that it was."""
+    summary = train("grpo_process", total_timesteps=20_000)
+    assert 15 < summary["train_return"] < 30
+
+
+@each_script
+def test_discrete_actions_are_learned(script):
+    """FromFive pays 1 of its ten steps' actions 5, 6, 7 for 7."""
+    options = {"num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    summary = train(script, env_id="tests.envs:FromFive-v0", total_timesteps=10_000, learning_rate=0.01, **options)
+    assert summary["eval_returns"].mean() == 10 and summary["train_return"] > 7
+
+
+@each_script
+def test_box_actions_are_learned(script):
+    """Target pays minus the squared distance of two numbers to 2, in a single step; untrained that is about -9."""
+    options = {"num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    summary = train(script, env_id="tests.envs:Target-v0", total_timesteps=10_000, learning_rate=0.01, **options)
+    assert summary["eval_returns"].mean() > -0.2 and summary["train_return"] > -2
+
+
+@each_script
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "Acrobot-v1",
+        "MountainCar-v0",
+        "MountainCarContinuous-v0",
+        "Pendulum-v1",
+        "FrozenLake-v1",
+        "Taxi-v4",
+        "Blackjack-v1",
+        "CliffWalking-v1",
+    ],
+)
+def test_runs_on(script, env_id):
+    """Two iterations or more, cut short, with every option of the network on."""
+    options = {"num_steps": 50} if script == "ppo" else {"group_size": 4, "kl_coef": 0.04, "loss_agg": "trajectory"}
+    options |= {"total_timesteps": 1000, "max_episode_steps": 60, "eval_episodes": 2, "ent_coef": 0.01}
+    summary = train(script, env_id=env_id, norm_obs=True, num_minibatches=2, **options)
+    assert 300 < summary["steps"] <= 1000 and np.isfinite(summary["eval_returns"]).all()

@@ -1,0 +1,219 @@
+"""The rollout, the actions' way to the environment, and evaluation. What all files share is tested in one of them."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import grpo_rtg as grpo
+from tests.envs import ChooseLength, Countdown, FromFive, IgnoresSeed, Target, TurnsNaN
+
+
+def make_policy(env, **kwargs):
+    torch.manual_seed(0)
+    return grpo.Policy(env.observation_space, env.action_space, 8, **kwargs)
+
+
+def collect(env_class, size=6, num_groups=2, seed=0, **kwargs):
+    envs = [env_class() for _ in range(size)]
+    episodes = grpo.collect_groups(envs, make_policy(envs[0]), num_groups, np.random.default_rng(seed), **kwargs)
+    return envs, episodes
+
+
+def test_a_group_starts_equal_and_groups_differ():
+    envs = [gym.make("CartPole-v1") for _ in range(6)]
+    episodes = grpo.collect_groups(envs, make_policy(envs[0]), 2, np.random.default_rng(0))
+    starts = episodes.obs[:6].view(2, 3, 4)
+    assert (starts == starts[:, :1]).all() and (starts[0] != starts[1]).all()
+    assert (episodes.index[1][:6] == 0).all() and episodes.index[0][:6].tolist() == list(range(6))
+    assert len(episodes.mask.sum(1).unique()) > 1  # they differ by the actions they sampled
+
+
+def test_every_iteration_draws_fresh_seeds():
+    envs, rng = [gym.make("CartPole-v1") for _ in range(2)], np.random.default_rng(0)
+    first, second = (grpo.collect_groups(envs, make_policy(envs[0]), 1, rng) for _ in range(2))
+    assert (first.obs[0] != second.obs[0]).any()
+
+
+def test_without_seeded_groups_members_start_apart():
+    envs = [gym.make("CartPole-v1") for _ in range(6)]
+    episodes = grpo.collect_groups(envs, make_policy(envs[0]), 2, np.random.default_rng(0), seed_groups=False)
+    assert len(episodes.obs[:6].unique(dim=0)) == 6
+
+
+def test_the_same_seed_gives_the_same_rollout():
+    one, other, third = (collect(ChooseLength, seed=seed)[1] for seed in (0, 0, 1))
+    assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("obs", "actions", "rewards", "mask"))
+    assert one.obs.shape != third.obs.shape or not torch.equal(one.obs, third.obs)
+
+
+def test_an_environment_that_ignores_its_seed_is_refused():
+    with pytest.raises(grpo.UserError, match=r"IgnoresSeed.* ignores reset\(seed\).*--no-seed-groups"):
+        collect(IgnoresSeed)
+    assert collect(IgnoresSeed, seed_groups=False)[1] is not None
+
+
+def test_only_living_environments_are_stepped():
+    envs, episodes = collect(ChooseLength)
+    lengths = episodes.mask.sum(1)
+    assert [env.steps_taken_ever for env in envs] == lengths.tolist()
+    assert len(lengths.unique()) > 1
+    assert len(episodes.obs) == len(episodes.actions) == lengths.sum()
+
+
+def test_flat_steps_and_padded_blocks_agree():
+    """Countdown's observation is (length, steps taken) and pays 1, 2, …: every number is known."""
+    _, episodes = collect(Countdown)
+    member, t = episodes.index
+    lengths = episodes.obs[:6, 0]
+    for i, length in enumerate(lengths.int().tolist()):
+        assert episodes.mask[i].tolist() == [j < length for j in range(episodes.mask.shape[1])]
+        assert episodes.rewards[i].tolist() == [j + 1.0 if j < length else 0.0 for j in range(episodes.mask.shape[1])]
+    assert torch.equal(episodes.obs[:, 0], lengths[member]) and torch.equal(episodes.obs[:, 1].long(), t)
+    assert torch.equal(episodes.rewards[episodes.index], t + 1.0)
+
+
+def test_log_probs_of_the_batch_are_those_that_sampled():
+    """Frequencies of the sampled actions against the softmax of the logits (Gumbel-max), 5 standard errors."""
+    torch.manual_seed(0)
+    policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(4), 8)
+    torch.nn.init.normal_(policy.net[-1].weight, std=0.5)
+    obs = np.tile(np.float32([0.3, -0.2, 0.9]), (20_000, 1))
+    with torch.inference_mode():
+        actions = torch.from_numpy(policy.act(obs, np.random.default_rng(0))[0])
+        p = policy.distribution(torch.from_numpy(obs[:1])).log_prob(torch.arange(4)).exp()
+        greedy = policy.act(obs[:1], None)[0]
+    error = (actions.bincount(minlength=4) / 20_000 - p).abs()
+    assert (error < 5 * (p * (1 - p) / 20_000).sqrt()).all() and p.min() > 0.01
+    assert greedy[0] == p.argmax()
+
+
+def test_discrete_actions_count_from_the_spaces_start():
+    envs, episodes = collect(lambda: gym.wrappers.FlattenObservation(FromFive()))
+    assert set(episodes.actions.tolist()) == {0, 1, 2}
+    assert torch.equal(episodes.rewards[episodes.index], (episodes.actions == 2).double())
+
+
+def test_box_actions_are_clipped_at_the_door_only():
+    """The environment sees its bounds and shape; the log-probability is of the unclipped sample."""
+    env = gym.wrappers.FlattenObservation(Target())
+    policy = make_policy(env)
+    policy.log_std.data.fill_(2.0)
+    with torch.inference_mode():
+        actions, env_actions = policy.act(
+            np.zeros((200, env.observation_space.shape[0]), np.float32), np.random.default_rng(0)
+        )
+    assert actions.shape == (200, 2) and env_actions[0].shape == (2, 1) and env_actions[0].dtype == np.float32
+    assert actions.min() < -1 and actions.max() > 3
+    assert np.array_equal(np.stack(env_actions)[..., 0], actions.clip(-1, 3))
+    assert actions.std() == pytest.approx(np.e**2, rel=0.1) and abs(actions.mean()) < 5 * np.e**2 / 20
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_nan_names_the_step_and_the_seed(what):
+    envs = [TurnsNaN(what) for _ in range(2)]
+    seed = np.random.default_rng(0).integers(2**31, size=1)[0]
+    step = 3 if what == "observation" else 2  # an observation is seen one step later than the reward beside it
+    with pytest.raises(
+        grpo.UserError, match=rf"TurnsNaN.* the {what} is NaN .* step {step} after reset\(seed={seed}\)"
+    ):
+        grpo.collect_groups(envs, make_policy(envs[0]), 1, np.random.default_rng(0))
+
+
+def test_a_nan_action_is_named():
+    envs = [gym.make("Pendulum-v1") for _ in range(2)]
+    policy = make_policy(envs[0])
+    policy.log_std.data.fill_(float("nan"))
+    with pytest.raises(grpo.UserError, match="the action is NaN or infinite at step 0"):
+        grpo.collect_groups(envs, policy, 1, np.random.default_rng(0))
+
+
+def test_the_budget_is_never_exceeded():
+    envs, episodes = collect(Countdown)
+    needed = len(episodes.obs)
+    assert collect(Countdown, max_steps=needed)[1] is not None
+    envs, episodes = collect(Countdown, max_steps=needed - 1)
+    assert episodes is None and sum(env.steps_taken_ever for env in envs) < needed
+
+
+class TestObservationStatistics:
+    batches = torch.randn(3, 50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10, 0.1]) + 5
+
+    def make(self):
+        return grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 8, norm_obs=True)
+
+    def test_merged_batches_are_as_one(self):
+        policy = self.make()
+        for batch in self.batches.split([1, 2]):
+            policy.update_obs_stats(batch.flatten(0, 1))
+        everything = self.batches.flatten(0, 1)
+        assert torch.allclose(policy.obs_mean, everything.mean(0), rtol=1e-5)
+        assert torch.allclose(policy.obs_var, everything.var(0, correction=0), rtol=1e-4)
+        normal = policy.normalize(everything)
+        assert normal.mean(0).abs().max() < 1e-3 and (normal.std(0) - 1).abs().max() < 1e-2
+
+    def test_off_means_off(self):
+        policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 8)
+        policy.update_obs_stats(self.batches[0])
+        assert torch.equal(policy.normalize(self.batches[1]), self.batches[1])
+
+    def test_they_are_saved_with_the_policy(self):
+        policy, other = self.make(), self.make()
+        policy.update_obs_stats(self.batches[0])
+        other.load_state_dict(policy.state_dict())
+        assert torch.equal(other(self.batches[1]), policy(self.batches[1]))
+
+
+class TestEvaluate:
+    args = grpo.Args(env_id="tests.envs:ChooseLength-v0", eval_episodes=45)
+
+    def test_episodes_and_seeds(self):
+        """45 episodes in 20 environments: episode i is that of reset(seed=seed + i), however they are dealt out."""
+        env = ChooseLength()
+        policy = make_policy(env)
+        policy.net[-1].bias.data = torch.tensor([9.0, 0.0])  # never ends early
+        lengths = [env.reset(seed=7 + i)[0][0] for i in range(45)]
+        expected = [sum(range(1, int(length) + 1)) for length in lengths]
+        assert grpo.evaluate(policy, self.args, seed=7).tolist() == expected
+
+    def test_greedy_and_sampled(self):
+        policy = make_policy(ChooseLength())
+        policy.net[-1].bias.data = torch.tensor([0.1, 0.0])
+        greedy, again = (grpo.evaluate(policy, self.args) for _ in range(2))
+        sampled, same = (grpo.evaluate(policy, self.args, greedy=False) for _ in range(2))
+        assert (greedy == again).all() and (sampled == same).all()
+        assert sampled.mean() < greedy.mean()
+
+
+def test_spaces_are_flattened_only_where_needed():
+    assert not isinstance(grpo.make_env("CartPole-v1"), gym.wrappers.FlattenObservation)
+    for env_id, size in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("tests.envs:Target-v0", 7)):
+        env = grpo.make_env(env_id)
+        assert env.observation_space.shape == (size,) == env.reset(seed=0)[0].shape
+
+
+@pytest.mark.parametrize(("env_id", "option", "limit"), [("CartPole-v1", 0, 500), ("CartPole-v1", 7, 7)])
+def test_episodes_are_cut(env_id, option, limit):
+    assert grpo.make_env(env_id, option).spec.max_episode_steps == limit
+    assert grpo.make_env("tests.envs:NoLimit-v0").spec.max_episode_steps == 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_gpu_samples_and_updates_as_the_cpu():
+    results = []
+    for device in ("cpu", "cuda"):
+        envs = [gym.make("CartPole-v1") for _ in range(8)]
+        policy = make_policy(envs[0]).to(device)
+        episodes = grpo.collect_groups(envs, policy, 2, np.random.default_rng(0))
+        rewards, mask = episodes.rewards.view(2, 4, -1), episodes.mask.view(2, 4, -1)
+        advantages = grpo.compute_advantages(rewards, mask, 0.99)
+        batch = {"obs": episodes.obs, "actions": episodes.actions, "weights": torch.ones(len(episodes.obs))}
+        batch["advantages"] = advantages.flatten(0, 1)[episodes.index].float()
+        batch = {name: x.to(device) for name, x in batch.items()}
+        with torch.no_grad():
+            log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+        loss, _ = grpo.grpo_loss(policy, batch | {"log_probs": log_probs, "ref_log_probs": log_probs}, 0.2, 0.0, 0.0)
+        loss.backward()
+        results.append((advantages, torch.cat([x.grad.flatten() for x in policy.parameters()]).cpu()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
