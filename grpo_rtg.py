@@ -10,7 +10,7 @@ by env.reset(seed=s). Maximised is Eq. 3, averaged over K groups too, with the K
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normalises all returns-to-go of the group:
+This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normalizes all returns-to-go of the group:
 
     G_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (G_{i,t} - mean) / std    over all steps t of all members i
 
@@ -68,7 +68,7 @@ class Args:
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
     target_kl: float | None = None  # end an iteration's passes once KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
-    norm_obs: bool = False  # normalise observations by their running mean and variance, which the model keeps
+    norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
     cuda: bool = False  # use a GPU if there is one
     num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
@@ -98,6 +98,8 @@ def check_args(args: Args) -> None:
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN is out of every range
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
+    if args.render and not args.evaluate:
+        raise UserError("--render shows a saved model: it needs --evaluate.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -168,6 +170,7 @@ class Policy(nn.Module):
         mean, log_std = self(obs).chunk(2, -1)
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
+    @torch.inference_mode()
     def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
         """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
 
@@ -194,7 +197,6 @@ class Episodes(NamedTuple):
     mask: torch.Tensor  # [N, T] bool, True where a step was taken
 
 
-@torch.inference_mode()
 def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=float("inf")) -> Episodes | None:
     """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
 
@@ -204,8 +206,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds)]).astype(np.float32)  # [N, D]
     alive, steps, rewards = np.arange(len(obs)), [], []
     while len(alive) and len(rewards) + len(alive) <= max_steps:
-        actions, env_actions = policy.act(obs[alive], rng)
-        steps.append((obs[alive], actions, alive, np.full(len(alive), len(steps))))
+        now = obs[alive]  # a copy
+        actions, env_actions = policy.act(now, rng)
+        steps.append((now, actions, alive, np.full(len(alive), len(steps))))
         ended = []
         for i, action in zip(alive.tolist(), env_actions):
             obs[i], reward, terminated, truncated, _ = envs[i].step(action)
@@ -260,7 +263,7 @@ def compute_advantages(rewards, mask, gamma: float, norm_std: bool = True, basel
     returns_to_go = discounted_sums(rewards.double().where(mask, 0), gamma)
     pooled = (1, 2) if baseline == "group" else 1
     mean = returns_to_go.where(mask, 0).sum(pooled, keepdim=True) / mask.sum(pooled, keepdim=True).clamp(min=1)
-    return scale(returns_to_go, mean, mask, norm_std)
+    return group_normalize(returns_to_go, mean, mask, norm_std)
 
 
 def discounted_sums(x: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -271,8 +274,8 @@ def discounted_sums(x: torch.Tensor, gamma: float) -> torch.Tensor:
     return sums
 
 
-def scale(x: torch.Tensor, mean: torch.Tensor, mask: torch.Tensor, norm_std: bool) -> torch.Tensor:
-    """x - mean over its sample standard deviation in each group, for x and mask [K, ...]; 0 where mask is False.
+def group_normalize(x: torch.Tensor, mean: torch.Tensor, mask: torch.Tensor, norm_std: bool) -> torch.Tensor:
+    """(x - mean) / std, with the sample standard deviation of x - mean in each group; x, mask [K, ...], 0 off the mask.
 
     A group with no spread beyond float32 rounding gives exactly 0. That stands in for the usual small constant in the
     denominator, so advantages do not depend on the unit of the rewards.

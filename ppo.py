@@ -3,7 +3,7 @@
     python ppo.py --env-id CartPole-v1
     python ppo.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
 
-Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalised Advantage Estimation (GAE,
+Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage Estimation (GAE,
 arXiv:1506.02438). Everything that it can share with grpo_outcome.py, grpo_process.py and grpo_rtg.py it shares word for
 word: network, sampling, minibatches, evaluation, logs. Maximised is, over all steps of N environments times T steps,
 
@@ -20,7 +20,7 @@ observation it led to, not of the next episode's first one.
     γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Details the paper does not give, as is usual: advantages are normalised over each batch, the gradient's norm is clipped,
+Details the paper does not give, as is usual: advantages are normalized over each batch, the gradient's norm is clipped,
 the learning rate is annealed, weights start orthogonal.
 """
 
@@ -54,7 +54,7 @@ class Args:
     num_steps: int = 32  # T: steps per environment and iteration
     gamma: float = 0.98  # γ: discount per step
     gae_lambda: float = 0.8  # λ: GAE's trade of bias (0) against variance (1)
-    norm_adv: bool = True  # normalise the advantages of each batch
+    norm_adv: bool = True  # normalize the advantages of each batch
     update_epochs: int = 20  # K: passes over an iteration's steps
     num_minibatches: int = 1  # gradient steps per pass
     learning_rate: float = 1e-3  # Adam's step size
@@ -65,7 +65,7 @@ class Args:
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
     target_kl: float | None = None  # end an iteration's passes once KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
-    norm_obs: bool = False  # normalise observations by their running mean and variance, which the model keeps
+    norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
     cuda: bool = False  # use a GPU if there is one
     num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
@@ -95,6 +95,8 @@ def check_args(args: Args) -> None:
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN is out of every range
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
+    if args.render and not args.evaluate:
+        raise UserError("--render shows a saved model: it needs --evaluate.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -165,6 +167,7 @@ class Policy(nn.Module):
         mean, log_std = self(obs).chunk(2, -1)
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
+    @torch.inference_mode()
     def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
         """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
 
@@ -203,7 +206,6 @@ class Episodes(NamedTuple):
     mask: torch.Tensor  # [N, T] bool, True where a step was taken
 
 
-@torch.inference_mode()
 def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=float("inf")) -> Episodes | None:
     """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
 
@@ -213,8 +215,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds)]).astype(np.float32)  # [N, D]
     alive, steps, rewards = np.arange(len(obs)), [], []
     while len(alive) and len(rewards) + len(alive) <= max_steps:
-        actions, env_actions = policy.act(obs[alive], rng)
-        steps.append((obs[alive], actions, alive, np.full(len(alive), len(steps))))
+        now = obs[alive]  # a copy
+        actions, env_actions = policy.act(now, rng)
+        steps.append((now, actions, alive, np.full(len(alive), len(steps))))
         ended = []
         for i, action in zip(alive.tolist(), env_actions):
             obs[i], reward, terminated, truncated, _ = envs[i].step(action)
@@ -271,7 +274,6 @@ def start_episodes(envs: list, rng: np.random.Generator) -> Running:
     return Running(obs, seeds, zeros, zeros.astype(np.int64))
 
 
-@torch.inference_mode()
 def collect_steps(envs: list, policy: Policy, running: Running, num_steps: int, rng: np.random.Generator) -> Steps:
     """Sample num_steps steps in every environment, on with the running episodes, starting new ones as they end.
 

@@ -148,6 +148,7 @@ BAD_INPUT = {
         ["--env-id", "tests.envs:TurnsNaNObs-v0"],
         r"observation is NaN or infinite at step \d after reset\(seed=",
     ),
+    "nothing to render": (["--render"], r"--render shows a saved model: it needs --evaluate"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read a model from nowhere.pt"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }

@@ -27,7 +27,7 @@ def to_go(episode, gamma):
     return [sum(gamma ** (j - t) * episode[j] for j in range(t, len(episode))) for t in range(len(episode))]
 
 
-def normalise(values, baselines, norm_std):
+def normalize(values, baselines, norm_std):
     """(value - baseline) / sample std; exactly 0 without spread, which is judged by the size of the values."""
     centred = [value - baseline for value, baseline in zip(values, baselines)]
     std = math.sqrt(sum(c * c for c in centred) / (len(centred) - 1))
@@ -36,10 +36,10 @@ def normalise(values, baselines, norm_std):
     return [c / std if norm_std else c for c in centred]
 
 
-def normalise_steps(group, baselines, norm_std):
+def normalize_steps(group, baselines, norm_std):
     """The same over all the steps of a group, given and returned episode by episode."""
     values, baselines = ([x for episode in nested for x in episode] for nested in (group, baselines))
-    scores = iter(normalise(values, baselines, norm_std))
+    scores = iter(normalize(values, baselines, norm_std))
     return [[next(scores) for _ in episode] for episode in group]
 
 
@@ -50,12 +50,12 @@ def pooled_mean(group):
 
 def outcome_oracle(group, gamma, norm_std):
     returns = [to_go(episode, gamma)[0] for episode in group]
-    scores = normalise(returns, [mean(returns) for _ in group], norm_std)
+    scores = normalize(returns, [mean(returns) for _ in group], norm_std)
     return [[score for _ in episode] for score, episode in zip(scores, group)]
 
 
 def process_oracle(group, gamma, norm_std):
-    return [to_go(episode, gamma) for episode in normalise_steps(group, pooled_mean(group), norm_std)]
+    return [to_go(episode, gamma) for episode in normalize_steps(group, pooled_mean(group), norm_std)]
 
 
 def rtg_oracle(group, gamma, norm_std, baseline):
@@ -63,7 +63,7 @@ def rtg_oracle(group, gamma, norm_std, baseline):
     baselines = pooled_mean(returns)
     if baseline == "timestep":  # only the members still alive at t
         baselines = [[mean([g[t] for g in returns if len(g) > t]) for t in range(len(ep))] for ep in group]
-    return normalise_steps(returns, baselines, norm_std)
+    return normalize_steps(returns, baselines, norm_std)
 
 
 VARIANTS = {
