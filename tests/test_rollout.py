@@ -79,6 +79,26 @@ def test_log_probs_of_the_batch_are_those_that_sampled():
     policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(4), 8)
     torch.nn.init.normal_(policy.net[-1].weight, std=0.5)
     obs = np.tile(np.float32([0.3, -0.2, 0.9]), (20_000, 1))
+    with torch.no_grad():
+        actions = torch.from_numpy(policy.act(obs, np.random.default_rng(0))[0])
+        p = policy.distribution(torch.from_numpy(obs[:1])).log_prob(torch.arange(4)).exp()
+        greedy = policy.act(obs[:1], None)[0]
+    error = (actions.bincount(minlength=4) / 20_000 - p).abs()
+    assert (error < 5 * (p * (1 - p) / 20_000).sqrt()).all() and p.min() > 0.01
+    assert greedy[0] == p.argmax()
+
+
+def test_discrete_actions_count_from_the_spaces_start():
+    envs, episodes = collect(lambda: gym.wrappers.FlattenObservation(FromFive()))
+    assert set(episodes.actions.tolist()) == {0, 1, 2}
+    assert torch.equal(episodes.rewards[episodes.index], (episodes.actions == 2).double())
+
+
+def test_box_actions_are_clipped_at_the_door_only():
+    """The environment sees its bounds and shape; the log-probability is of the unclipped sample."""
+    env = gym.wrappers.FlattenObservation(Target())
+    policy = make_policy(env)
+    policy.log_std.data.fill_(2.0)
     obs = np.zeros((200, env.observation_space.shape[0]), np.float32)
     actions, env_actions = policy.act(obs, np.random.default_rng(0))
     assert actions.shape == (200, 2) and env_actions[0].shape == (2, 1) and env_actions[0].dtype == np.float32
