@@ -1,18 +1,18 @@
-"""GRPO with returns-to-go, for Gymnasium environments: one file, no critic.
+"""GRPO with outcome supervision, for Gymnasium environments: one file, no critic.
 
     python grpo_outcome.py --env-id CartPole-v1
     python grpo_outcome.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) replaces PPO's critic by a group: G
 episodes from one start, each judged by the others. The paper's "question" is here an environment's start state, fixed
-by env.reset(seed=s). Maximised is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
+by env.reset(seed=s). Maximized is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normalizes all returns-to-go of the group:
+This file's advantage (section 4.1.2) is one number for a whole episode, its return against the group's returns:
 
-    G_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (G_{i,t} - mean) / std    over all steps t of all members i
+    R_i = Σ_t γ^t r_{i,t},    Â_{i,t} = (R_i - mean(R)) / std(R)    the same for every step t of episode i
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken once after the rollout
@@ -20,7 +20,12 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normali
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-Departures from the paper, and why:
+Departures from the paper, which README measures:
+- β = 0 (the paper: 0.04), and the loss averages over all steps alike (Eq. 3: --loss-agg trajectory): with either of the
+  paper's choices more seeds miss 475 on CartPole.
+- γ may be below 1; the default is the paper's, which has none.
+- The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
+- As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
 """
 
 import copy
@@ -56,8 +61,8 @@ class Args:
     norm_std: bool = True  # divide by the group's standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group's members in the same state (off: each member has its own seed)
     update_epochs: int = 4  # μ: passes over an iteration's steps
-    num_minibatches: int = 4  # gradient steps per pass
-    learning_rate: float = 1e-3  # Adam's step size
+    num_minibatches: int = 8  # gradient steps per pass
+    learning_rate: float = 5e-4  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
@@ -415,7 +420,7 @@ def train(args: Args) -> dict:
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     loss_fn = partial(grpo_loss, clip_coef=args.clip_coef, kl_coef=args.kl_coef, ent_coef=args.ent_coef)
     step, iteration, recent, told, start = 0, 0, deque(maxlen=100), False, time.perf_counter()
-    progress = tqdm(total=args.total_timesteps, unit=" steps", disable=None)
+    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
     while episodes := collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, args.total_timesteps - step):
         if args.ref_update_interval and iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())

@@ -1,18 +1,18 @@
-"""GRPO with returns-to-go, for Gymnasium environments: one file, no critic.
+"""GRPO with process supervision, for Gymnasium environments: one file, no critic.
 
-    python grpo_process.py --env-id CartPole-v1
+    python grpo_process.py --env-id Acrobot-v1
     python grpo_process.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) replaces PPO's critic by a group: G
 episodes from one start, each judged by the others. The paper's "question" is here an environment's start state, fixed
-by env.reset(seed=s). Maximised is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
+by env.reset(seed=s). Maximized is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normalizes all returns-to-go of the group:
+This file's advantage (section 4.1.3) sums normalized step rewards. It is 0 where every step pays the same (CartPole).
 
-    G_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (G_{i,t} - mean) / std    over all steps t of all members i
+    r̃_{i,t} = (r_{i,t} - mean(r)) / std(r) over all steps of the group,    Â_{i,t} = Σ_{j≥t} γ^(j-t) r̃_{i,j}
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken once after the rollout
@@ -20,7 +20,11 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normali
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-Departures from the paper, and why:
+Departures from the paper, which README measures:
+- β = 0 (the paper: 0.04) and an average over all steps alike (Eq. 3: --loss-agg trajectory), as in grpo_outcome.py.
+- γ may be below 1; the default is the paper's, which has none.
+- The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
+- As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
 """
 
 import copy
@@ -415,7 +419,7 @@ def train(args: Args) -> dict:
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     loss_fn = partial(grpo_loss, clip_coef=args.clip_coef, kl_coef=args.kl_coef, ent_coef=args.ent_coef)
     step, iteration, recent, told, start = 0, 0, deque(maxlen=100), False, time.perf_counter()
-    progress = tqdm(total=args.total_timesteps, unit=" steps", disable=None)
+    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
     while episodes := collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, args.total_timesteps - step):
         if args.ref_update_interval and iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())

@@ -5,7 +5,7 @@
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) replaces PPO's critic by a group: G
 episodes from one start, each judged by the others. The paper's "question" is here an environment's start state, fixed
-by env.reset(seed=s). Maximised is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
+by env.reset(seed=s). Maximized is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
@@ -20,7 +20,11 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normali
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-Departures from the paper, and why:
+Departures from the paper, which README measures:
+- γ = 0.99 (the paper has none) and β = 0 (the paper: 0.04): with γ = 1 or β = 0.04 CartPole is learned more slowly.
+- The loss averages over all steps alike, as this variant's source has it. --loss-agg trajectory is Eq. 3.
+- The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
+- As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
 """
 
 import copy
@@ -418,7 +422,7 @@ def train(args: Args) -> dict:
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     loss_fn = partial(grpo_loss, clip_coef=args.clip_coef, kl_coef=args.kl_coef, ent_coef=args.ent_coef)
     step, iteration, recent, told, start = 0, 0, deque(maxlen=100), False, time.perf_counter()
-    progress = tqdm(total=args.total_timesteps, unit=" steps", disable=None)
+    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
     while episodes := collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, args.total_timesteps - step):
         if args.ref_update_interval and iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())

@@ -438,7 +438,7 @@ def train(args: Args) -> dict:
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
     step, recent, start = 0, deque(maxlen=100), time.perf_counter()
-    progress = tqdm(total=args.total_timesteps, unit=" steps", disable=None)
+    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
     running = start_episodes(envs, rng)
     for _ in range(args.total_timesteps // (args.num_envs * args.num_steps)):
         steps = collect_steps(envs, policy, running, args.num_steps, rng)
