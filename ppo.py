@@ -167,14 +167,15 @@ class Policy(nn.Module):
         mean, log_std = self(obs).chunk(2, -1)
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
-    @torch.inference_mode()
     def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
         """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
 
         Given a second time as env.step wants them: counted from the space's start, or clipped to its bounds.
         The noise is drawn on the CPU, so that a seed means the same on every device.
         """
-        outputs, space = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy(), self.action_space
+        with torch.inference_mode():
+            outputs = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy()
+        space = self.action_space
         if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
             actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
             return actions, list(actions + space.start)
@@ -225,7 +226,7 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
             if terminated or truncated:
                 ended.append(i)
         if ended:
-            alive = np.setdiff1d(alive, ended)
+            alive = alive[[i not in ended for i in alive.tolist()]]
     if len(alive):
         return None
     flat_obs, actions, member, t = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
@@ -333,7 +334,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
-    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
+    loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)  # 0: no backward
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
