@@ -23,12 +23,12 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normali
 Departures from the paper, which README measures:
 - γ = 0.99 (the paper has none) and β = 0 (the paper: 0.04): with γ = 1 or β = 0.04 CartPole is learned more slowly.
 - The loss averages over all steps alike, as this variant's source has it. --loss-agg trajectory is Eq. 3.
+- π_ref is the last iteration's policy by default, for there is no pretrained one: --kl-coef is then a trust region.
 - The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
 - As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
 """
 
 import copy
-import pickle
 import sys
 import time
 from collections import deque
@@ -53,7 +53,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes the initial weights, the start states and the sampling
-    total_timesteps: int = 100_000  # budget in environment steps; a run never takes more
+    total_timesteps: int = 100_000  # budget in environment steps; an iteration that would exceed it is dropped
     num_groups: int = 1  # K: groups per iteration, each with a start state of its own
     group_size: int = 16  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
@@ -102,16 +102,18 @@ def check_args(args: Args) -> None:
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN is out of every range
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
-    if args.render and not args.evaluate:
-        raise UserError("--render shows a saved model: it needs --evaluate.")
+    if args.render and (not args.evaluate or args.capture_video):
+        raise UserError("--render needs --evaluate, and excludes --capture-video.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
     """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
     try:
-        env = gym.make(env_id, render_mode="rgb_array" if video_dir else render_mode, disable_env_checker=True)
-        if max_episode_steps or env.spec.max_episode_steps is None:
-            env = gym.wrappers.TimeLimit(env, max_episode_steps or 1000)
+        mode = "rgb_array" if video_dir else render_mode
+        options = {"max_episode_steps": max_episode_steps or None} | ({"render_mode": mode} if mode else {})
+        env = gym.make(env_id, disable_env_checker=True, **options)
+        if env.spec.max_episode_steps is None:
+            env = gym.wrappers.TimeLimit(env, 1000)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except Exception as error:  # a user's own environment may raise anything
@@ -175,10 +177,10 @@ class Policy(nn.Module):
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
-        """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
+        """Sample actions, or take the greedy ones without rng, for observations [B, D].
 
-        Given a second time as env.step wants them: counted from the space's start, or clipped to its bounds.
-        The noise is drawn on the CPU, so that a seed means the same on every device.
+        Returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants them: counted from the
+        space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on every device.
         """
         with torch.inference_mode():
             outputs = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy()
@@ -243,9 +245,9 @@ def check_finite(env, obs, actions, rewards, seeds, t) -> None:
 
 
 def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=float("inf")) -> Episodes | None:
-    """Sample K groups of G episodes, each group from a fresh seed; group k is the members k·G to (k+1)·G - 1.
+    """Sample K groups of G episodes, each group from a fresh seed; group k is the members k·G to (k+1)·G - 1 of envs.
 
-    With seed_groups False every member has its own seed. None if the groups take more than max_steps steps.
+    len(envs) is K·G. With seed_groups False each member has its own seed. None if more than max_steps steps are needed.
     UserError if the members of a group do not start alike.
     """
     seeds = rng.integers(2**31, size=num_groups if seed_groups else len(envs))
@@ -282,8 +284,8 @@ def discounted_sums(x: torch.Tensor, gamma: float) -> torch.Tensor:
 def group_normalize(x: torch.Tensor, mean: torch.Tensor, mask: torch.Tensor, norm_std: bool) -> torch.Tensor:
     """(x - mean) / std, with the sample standard deviation of x - mean in each group; x, mask [K, ...], 0 off the mask.
 
-    A group with no spread beyond float32 rounding gives exactly 0. That stands in for the usual small constant in the
-    denominator, so advantages do not depend on the unit of the rewards.
+    A group with no spread beyond float32 rounding (1e-6 of its largest value) gives exactly 0. That stands in for the
+    usual small constant in the denominator, so advantages do not depend on the unit of the rewards.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)
@@ -324,10 +326,9 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
 def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
     """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means."""
     history, size = [], len(batch["obs"])
-    if size < args.num_minibatches:
-        raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {size} steps of an iteration.")
     for _ in range(args.update_epochs):
-        for index in torch.from_numpy(rng.permutation(size)).to(batch["obs"].device).tensor_split(args.num_minibatches):
+        order = torch.from_numpy(rng.permutation(size)).to(batch["obs"].device)
+        for index in order.tensor_split(min(args.num_minibatches, size)):
             loss, metrics = loss_fn(policy, {name: x[index] for name, x in batch.items()})
             optimizer.zero_grad()
             loss.backward()
@@ -337,13 +338,13 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
         if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
             break
     means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
-    if not np.isfinite(list(means.values())).all():
+    if not np.isfinite([means["policy_loss"], means["grad_norm"]]).all():
         raise UserError(f"The update became NaN or infinite ({means}): lower --learning-rate, or scale the rewards.")
     return means
 
 
 def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, seed: int = 10**9) -> np.ndarray:
-    """Returns [--eval-episodes] of the policy, greedy or sampled; episode i starts from reset(seed=seed + i).
+    """Play --eval-episodes episodes and give their returns; episode i starts from reset(seed=seed + i).
 
     Played 20 at a time, or one at a time in a window with --render. With video_dir the first environment is recorded.
     """
@@ -363,12 +364,13 @@ def report(returns: np.ndarray, args: Args) -> None:
     """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
     spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
     print(f"Greedy evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
-    if (threshold := make_env(args.env_id).spec.reward_threshold) is not None:
+    threshold = make_env(args.env_id).spec.reward_threshold
+    if threshold is not None and not args.max_episode_steps:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
 
 
 def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
-    """The policy in this script's model.pt, on the CPU, and the options it was trained with; or UserError."""
+    """The policy in this script's model.pt, on the CPU, and the options of its training; or UserError."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if saved["script"] != Path(__file__).stem:
@@ -377,13 +379,15 @@ def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
         env = make_env(args.env_id)
         policy = model_class(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
         policy.load_state_dict(saved["policy"])
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # torch.load alone raises half a dozen kinds
         raise UserError(f"Cannot read a model from {path} ({type(error).__name__}).") from error
     return policy, args
 
 
 def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
-    """Make the run's folder, open its logs and pick the device: what cannot work fails now, not after the training."""
+    """Make the run's folder, open its logs and pick the device: what cannot be written fails now, not at the end."""
     if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
         raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     env_name = args.env_id.replace("/", "-").replace(":", "-")
@@ -425,6 +429,8 @@ def train(args: Args) -> dict:
     step, iteration, recent, told, start = 0, 0, deque(maxlen=100), False, time.perf_counter()
     progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
     while episodes := collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, args.total_timesteps - step):
+        if iteration == 0 and len(episodes.obs) < args.num_minibatches:
+            raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {len(episodes.obs)} steps.")
         if args.ref_update_interval and iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())
         if args.anneal_lr:
@@ -445,8 +451,8 @@ def train(args: Args) -> dict:
         recent.extend(returns.flatten().tolist())
         no_signal = (advantages == 0).flatten(1).all(1)  # [K]
         if no_signal.all() and not told:
-            told, why = True, "the members of every group earned the same"
-            if (returns.std(-1) > 0).any():
+            told, why = True, "the members of every group tied"
+            if len(rewards[mask].unique()) == 1 and (lengths.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"
             progress.write(f"No signal: every advantage of this iteration is 0, because {why}.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
@@ -492,7 +498,9 @@ def main() -> None:
         check_args(args)
         torch.set_num_threads(args.num_threads)
         policy, trained = load_policy(args.evaluate, Policy)
-        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render)
+        steps = args.max_episode_steps or trained.max_episode_steps
+        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
+        print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
         report(evaluate(policy, trained, video_dir=video_dir), trained)
     except UserError as error:

@@ -5,7 +5,7 @@
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage Estimation (GAE,
 arXiv:1506.02438). Everything that it can share with grpo_outcome.py, grpo_process.py and grpo_rtg.py it shares word for
-word: network, sampling, minibatches, evaluation, logs. Maximised is, over all steps of N environments times T steps,
+word: network, sampling, minibatches, evaluation, logs. Maximized is, over all steps of N environments times T steps,
 
     min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ(a|s) / π_old(a|s)
 
@@ -24,7 +24,6 @@ Details the paper does not give, as is usual: advantages are normalized over eac
 the learning rate is annealed, weights start orthogonal.
 """
 
-import pickle
 import sys
 import time
 from collections import deque
@@ -49,7 +48,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes the initial weights, the start states and the sampling
-    total_timesteps: int = 100_000  # budget in environment steps; a run never takes more
+    total_timesteps: int = 100_000  # budget in environment steps; an iteration that would exceed it is dropped
     num_envs: int = 8  # N: environments stepped side by side
     num_steps: int = 32  # T: steps per environment and iteration
     gamma: float = 0.98  # γ: discount per step
@@ -85,7 +84,8 @@ def check_args(args: Args) -> None:
     """Raise UserError if an option is out of range."""
     for names, low, high in (
         ("total_timesteps", args.num_envs * args.num_steps, 2**63),
-        ("num_envs num_steps update_epochs num_minibatches hidden_size num_threads eval_episodes", 1, 2**31),
+        ("num_minibatches", 1, args.num_envs * args.num_steps),
+        ("num_envs num_steps update_epochs hidden_size num_threads eval_episodes", 1, 2**31),
         ("seed max_episode_steps ent_coef vf_coef", 0, 2**31),
         ("max_grad_norm target_kl", 1e-9, 2**31),
         ("learning_rate clip_coef", 1e-9, 1),
@@ -95,16 +95,18 @@ def check_args(args: Args) -> None:
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN is out of every range
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
-    if args.render and not args.evaluate:
-        raise UserError("--render shows a saved model: it needs --evaluate.")
+    if args.render and (not args.evaluate or args.capture_video):
+        raise UserError("--render needs --evaluate, and excludes --capture-video.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
     """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
     try:
-        env = gym.make(env_id, render_mode="rgb_array" if video_dir else render_mode, disable_env_checker=True)
-        if max_episode_steps or env.spec.max_episode_steps is None:
-            env = gym.wrappers.TimeLimit(env, max_episode_steps or 1000)
+        mode = "rgb_array" if video_dir else render_mode
+        options = {"max_episode_steps": max_episode_steps or None} | ({"render_mode": mode} if mode else {})
+        env = gym.make(env_id, disable_env_checker=True, **options)
+        if env.spec.max_episode_steps is None:
+            env = gym.wrappers.TimeLimit(env, 1000)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except Exception as error:  # a user's own environment may raise anything
@@ -168,10 +170,10 @@ class Policy(nn.Module):
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
-        """Sampled actions for observations [B, D], greedy ones without rng: [B] from 0 (Discrete) or [B, A] (Box).
+        """Sample actions, or take the greedy ones without rng, for observations [B, D].
 
-        Given a second time as env.step wants them: counted from the space's start, or clipped to its bounds.
-        The noise is drawn on the CPU, so that a seed means the same on every device.
+        Returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants them: counted from the
+        space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on every device.
         """
         with torch.inference_mode():
             outputs = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy()
@@ -341,10 +343,9 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
 def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
     """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means."""
     history, size = [], len(batch["obs"])
-    if size < args.num_minibatches:
-        raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {size} steps of an iteration.")
     for _ in range(args.update_epochs):
-        for index in torch.from_numpy(rng.permutation(size)).to(batch["obs"].device).tensor_split(args.num_minibatches):
+        order = torch.from_numpy(rng.permutation(size)).to(batch["obs"].device)
+        for index in order.tensor_split(min(args.num_minibatches, size)):
             loss, metrics = loss_fn(policy, {name: x[index] for name, x in batch.items()})
             optimizer.zero_grad()
             loss.backward()
@@ -354,13 +355,13 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
         if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
             break
     means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
-    if not np.isfinite(list(means.values())).all():
+    if not np.isfinite([means["policy_loss"], means["grad_norm"]]).all():
         raise UserError(f"The update became NaN or infinite ({means}): lower --learning-rate, or scale the rewards.")
     return means
 
 
 def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, seed: int = 10**9) -> np.ndarray:
-    """Returns [--eval-episodes] of the policy, greedy or sampled; episode i starts from reset(seed=seed + i).
+    """Play --eval-episodes episodes and give their returns; episode i starts from reset(seed=seed + i).
 
     Played 20 at a time, or one at a time in a window with --render. With video_dir the first environment is recorded.
     """
@@ -380,12 +381,13 @@ def report(returns: np.ndarray, args: Args) -> None:
     """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
     spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
     print(f"Greedy evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
-    if (threshold := make_env(args.env_id).spec.reward_threshold) is not None:
+    threshold = make_env(args.env_id).spec.reward_threshold
+    if threshold is not None and not args.max_episode_steps:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
 
 
 def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
-    """The policy in this script's model.pt, on the CPU, and the options it was trained with; or UserError."""
+    """The policy in this script's model.pt, on the CPU, and the options of its training; or UserError."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if saved["script"] != Path(__file__).stem:
@@ -394,13 +396,15 @@ def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
         env = make_env(args.env_id)
         policy = model_class(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
         policy.load_state_dict(saved["policy"])
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # torch.load alone raises half a dozen kinds
         raise UserError(f"Cannot read a model from {path} ({type(error).__name__}).") from error
     return policy, args
 
 
 def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
-    """Make the run's folder, open its logs and pick the device: what cannot work fails now, not after the training."""
+    """Make the run's folder, open its logs and pick the device: what cannot be written fails now, not at the end."""
     if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
         raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     env_name = args.env_id.replace("/", "-").replace(":", "-")
@@ -505,7 +509,9 @@ def main() -> None:
         check_args(args)
         torch.set_num_threads(args.num_threads)
         policy, trained = load_policy(args.evaluate, ActorCritic)
-        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render)
+        steps = args.max_episode_steps or trained.max_episode_steps
+        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
+        print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
         report(evaluate(policy, trained, video_dir=video_dir), trained)
     except UserError as error:

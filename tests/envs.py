@@ -74,7 +74,7 @@ class Target(gym.Env):
     observation_space = spaces.Dict({"a": spaces.Box(-1, 1, (2, 2)), "b": spaces.Discrete(3, start=5)})
     action_space = spaces.Box(np.float32(-1), np.float32(3), (2, 1), np.float32)
 
-    def __init__(self, render_mode=None):
+    def __init__(self):  # no render_mode: Gymnasium asks for none, so neither may the scripts
         self.actions = []
 
     def reset(self, *, seed=None, options=None):

@@ -148,7 +148,7 @@ BAD_INPUT = {
         ["--env-id", "tests.envs:TurnsNaNObs-v0"],
         r"observation is NaN or infinite at step \d after reset\(seed=",
     ),
-    "nothing to render": (["--render"], r"--render shows a saved model: it needs --evaluate"),
+    "nothing to render": (["--render"], r"--render needs --evaluate"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read a model from nowhere.pt"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }
@@ -162,7 +162,7 @@ BAD_GRPO_INPUT = {
 }
 BAD_PPO_INPUT = {
     "budget": (["--total-timesteps", "255"], r"--total-timesteps must be from 256"),
-    "minibatches": (["--num-minibatches", "257"], r"--num-minibatches 257 is more than the 256 steps"),
+    "minibatches": (["--num-minibatches", "257"], r"--num-minibatches must be from 1 to 256"),
     "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
 }
 CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]
@@ -209,18 +209,25 @@ def test_a_runs_folder_that_cannot_be_written_is_found_at_the_start(cli, script)
 def test_files_that_are_no_models(cli, script):
     Path("text.pt").write_text("not a model")
     torch.save({"weights": torch.zeros(3)}, "foreign.pt")
+    torch.save(torch.zeros(3), "tensor.pt")
     cli(script, *SHORT[script])
     [model] = Path("runs").glob("*/model.pt")
     Path("truncated.pt").write_bytes(model.read_bytes()[:-1000])
     saved = torch.load(model, weights_only=True)
     saved["args"]["hidden_size"] = 32
     torch.save(saved, "other_size.pt")
-    for name in ("text", "foreign", "truncated", "other_size"):
+    for name in ("text", "foreign", "tensor", "truncated", "other_size"):
         status, _, err = cli(script, "--evaluate", f"{name}.pt")
         assert status == 2 and err.count("\n") == 1 and f"Cannot read a model from {name}.pt" in err
     other = "ppo" if script != "ppo" else "grpo_rtg"
     status, _, err = cli(other, "--evaluate", model)
     assert status == 2 and f"is a model of {script}.py" in err
+
+
+def test_episodes_cut_short_are_not_called_solved(cli):
+    """MountainCar's threshold is -110; 50 steps of failing make a return of -50."""
+    _, out, _ = cli("grpo_rtg", "--env-id", "MountainCar-v0", "--max-episode-steps", 50, *SHORT["grpo_rtg"])
+    assert "return -50.00" in out and "solved" not in out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -254,7 +261,7 @@ def test_tied_groups_say_that_there_is_no_signal(cli, script):
     args += ["--baseline", "timestep"] if script == "grpo_rtg" else []
     _, out, err = cli(script, *args)
     assert (out + err).count(
-        "No signal: every advantage of this iteration is 0, because the members of every group"
+        "No signal: every advantage of this iteration is 0, because the members of every group tied"
     ) == 1
     [run_dir] = Path("runs").iterdir()
     events = logged(run_dir)

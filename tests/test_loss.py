@@ -181,9 +181,20 @@ class TestUpdate:
         moved = torch.nn.utils.parameters_to_vector(policy.parameters()) - before
         assert moved.norm().item() == pytest.approx(0.1 * 0.001, rel=1e-2)
 
-    def test_more_minibatches_than_steps(self, policy):
-        with pytest.raises(grpo_rtg.UserError, match="--num-minibatches 4 is more than the 3 steps"):
-            self.run(policy, None, self.args, size=3)
+    def test_minibatches_are_never_empty(self, policy):
+        assert np.isfinite(
+            self.run(policy, lambda *a: grpo_rtg.grpo_loss(*a, **COEFS), self.args, size=3)["policy_loss"]
+        )
+
+    def test_a_diverged_kl_that_has_no_weight_does_no_harm(self, policy):
+        """π_ref/π_θ overflows where π_ref is far away; with β = 0 it is only logged."""
+
+        def loss_fn(policy, batch):
+            return grpo_rtg.grpo_loss(policy, batch | {"ref_log_probs": batch["log_probs"] + 200}, **COEFS)
+
+        metrics = self.run(policy, loss_fn, self.args)
+        assert metrics["kl"] == float("inf") and np.isfinite(metrics["policy_loss"])
+        assert all(x.isfinite().all() for x in policy.parameters())
 
     def test_nan_is_not_trained_on(self, policy):
         def loss_fn(policy, batch):

@@ -190,7 +190,9 @@ def test_spaces_are_flattened_only_where_needed():
         assert env.observation_space.shape == (size,) == env.reset(seed=0)[0].shape
 
 
-@pytest.mark.parametrize(("env_id", "option", "limit"), [("CartPole-v1", 0, 500), ("CartPole-v1", 7, 7)])
+@pytest.mark.parametrize(
+    ("env_id", "option", "limit"), [("CartPole-v1", 0, 500), ("CartPole-v1", 7, 7), ("CartPole-v1", 600, 600)]
+)
 def test_episodes_are_cut(env_id, option, limit):
     assert grpo.make_env(env_id, option).spec.max_episode_steps == limit
     assert grpo.make_env("tests.envs:NoLimit-v0").spec.max_episode_steps == 1000
