@@ -57,7 +57,7 @@ class Args:
     num_groups: int = 1  # K: groups per iteration, each with a start state of its own
     group_size: int = 16  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep"] = "group"  # mean of the whole group, or of its members alive at the same t
+    baseline: Literal["group", "timestep"] = "group"  # subtract the mean of the group, or of those alive at the same t
     norm_std: bool = True  # divide by the group's standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group's members in the same state (off: each member has its own seed)
     update_epochs: int = 5  # μ: passes over an iteration's steps
