@@ -150,11 +150,13 @@ class TestPublishedBugs:
 
     @each_variant
     def test_return_inside_the_loop_over_t(self, compute):
-        """Every real step has its advantage, not the first one only."""
+        """Every real step has an advantage of its own (outcome: its episode's), not the first one only."""
         advantages = compute(self.rewards, self.mask, 0.9, True)
         # A lone survivor is its own per-timestep mean.
         alone = (self.mask.sum(1, keepdim=True) == 1) & (compute is VARIANTS["rtg_timestep"])
-        assert (advantages != 0)[self.mask & ~alone].all()
+        values = advantages[self.mask & ~alone]
+        assert (values != 0).all()
+        assert len(values.unique()) == (4 if compute is VARIANTS["outcome"] else len(values))
 
     def test_dead_members_counted_as_zeros(self):
         """The per-timestep mean is over the living: what it leaves sums to 0 at every t."""
