@@ -21,8 +21,10 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normali
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 Departures from the paper, which README measures:
-- γ = 0.99 (the paper has none) and β = 0 (the paper: 0.04): with γ = 1 or β = 0.04 CartPole is learned more slowly.
-- The loss averages over all steps alike, as this variant's source has it. --loss-agg trajectory is Eq. 3.
+- γ = 0.99 (the paper has none): with 1, two of ten seeds miss 475 on CartPole.
+- β = 0 (the paper: 0.04): of 24 tuning seeds two miss 475 with 0.04, none with 0. Over README's ten both reach it.
+- The loss averages over all steps alike, as this variant's source has it. With Eq. 3 (--loss-agg trajectory) one of ten
+  seeds misses 475.
 - π_ref is the last iteration's policy by default, for there is no pretrained one: --kl-coef is then a trust region.
 - The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
 - As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
