@@ -389,7 +389,7 @@ def report(returns: np.ndarray, args: Args) -> None:
 def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
     """The policy in this script's model.pt, on the CPU, and the options of its training; or UserError."""
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         if saved["script"] != Path(__file__).stem:
             raise UserError(f"{path} is a model of {saved['script']}.py: evaluate it with that script.")
         args = Args(**saved["args"])

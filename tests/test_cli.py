@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 GRPO = ["grpo_outcome", "grpo_process", "grpo_rtg"]
 SCRIPTS = [*GRPO, "ppo"]
 each_script = pytest.mark.parametrize("script", SCRIPTS)
-GROUP_OPTIONS = ["--group-size", "4", "--num-minibatches", "2"]
+GROUP_OPTIONS = ["--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
 SHORT = {script: ["--total-timesteps", "600", "--eval-episodes", "3"] for script in SCRIPTS}
 for script in GRPO:
     SHORT[script] += GROUP_OPTIONS
