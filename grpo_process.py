@@ -354,6 +354,8 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
         returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
     for env in envs:
         env.close()  # which also finishes a video
+    if video_dir:
+        print(f"Videos: {video_dir}")
     return np.array(returns)
 
 
