@@ -49,7 +49,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """Options of a run. The defaults are for CartPole-v1."""
+    """Options of a run. README has the flags for other environments than the default."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes the initial weights, the start states and the sampling
