@@ -24,10 +24,16 @@ Details the paper does not give, as is usual: advantages are normalized over eac
 the learning rate is annealed, weights start orthogonal.
 """
 
+import contextlib
+import io
+import itertools
+import os
+import signal
 import sys
+import threading
 import time
-from collections import deque
-from dataclasses import asdict, dataclass, replace
+import traceback
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -68,8 +74,11 @@ class Args:
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
     cuda: bool = False  # use a GPU if there is one
     num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
-    eval_episodes: int = 100  # episodes of the greedy evaluation
-    save_model: bool = True  # write model.pt into the run's folder
+    eval_episodes: int = 100  # episodes of a greedy evaluation
+    eval_interval: int = 0  # iterations from one evaluation to the next (0: only at the end)
+    checkpoint_interval: int = 10  # iterations from one checkpoint.pt to the next
+    resume: str | None = None  # go on from this checkpoint.pt in its folder; its options hold, but for those given
+    save_model: bool = True  # write model.pt (the last policy) and best.pt (the best evaluated) into the run's folder
     capture_video: bool = False  # record some of the evaluation's episodes
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     evaluate: str | None = None  # instead of training, play the greedy policy of this model.pt
@@ -85,8 +94,9 @@ def check_args(args: Args) -> None:
     for names, low, high in (
         ("total_timesteps", args.num_envs * args.num_steps, 2**63),
         ("num_minibatches", 1, args.num_envs * args.num_steps),
-        ("num_envs num_steps update_epochs hidden_size num_threads eval_episodes", 1, 2**31),
-        ("seed max_episode_steps ent_coef vf_coef", 0, 2**31),
+        ("num_envs num_steps update_epochs hidden_size num_threads", 1, 2**31),
+        ("eval_episodes checkpoint_interval", 1, 2**31),
+        ("seed eval_interval max_episode_steps ent_coef vf_coef", 0, 2**31),
         ("max_grad_norm target_kl", 1e-9, 2**31),
         ("learning_rate clip_coef", 1e-9, 1),
         ("gamma gae_lambda", 0, 1),
@@ -199,6 +209,25 @@ class ActorCritic(Policy):
         return self.critic(self.normalize(obs)).squeeze(-1)
 
 
+def step_env(env, action, seed: int, t: int, obs: np.ndarray) -> tuple[float, bool, bool]:
+    """Take step t of the episode that seed started, or start it if action is None; what is seen goes into obs [D].
+
+    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails.
+    """
+    try:
+        step = env.step(action) if action is not None else (env.reset(seed=seed)[0], 0.0, False, False, {})
+        seen, reward, terminated, truncated, _ = step
+        if len(seen) != len(obs):  # NumPy would broadcast a single number
+            raise ValueError(f"the observation has {len(seen)} numbers instead of {len(obs)}")
+        obs[:] = seen
+        return float(reward), bool(terminated), bool(truncated)
+    except Exception as error:  # a user's own environment may raise anything
+        where = "in" if action is None else f"at step {t} (action {action}) after"
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {' '.join(str(error).split())} ({line.filename}:{line.lineno})"
+        raise UserError(f"{env.unwrapped} failed {where} reset(seed={seed}): {what}") from error
+
+
 class Episodes(NamedTuple):
     """One episode of each of N environments: S steps in a flat batch ordered by time, and blocks padded to T steps."""
 
@@ -213,9 +242,11 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
 
     Actions are sampled with rng, greedy without. None if the episodes together take more than max_steps steps.
-    UserError if an observation, action or reward is NaN or infinite.
+    UserError if an environment fails, or an observation, action or reward is NaN or infinite.
     """
-    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds)]).astype(np.float32)  # [N, D]
+    obs = np.empty((len(seeds), *envs[0].observation_space.shape), np.float32)  # [N, D]
+    for i, seed in enumerate(seeds):
+        step_env(envs[i], None, seed, 0, obs[i])
     alive, steps, rewards = np.arange(len(obs)), [], []
     while len(alive) and len(rewards) + len(alive) <= max_steps:
         now = obs[alive]  # a copy
@@ -223,7 +254,7 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
         steps.append((now, actions, alive, np.full(len(alive), len(steps))))
         ended = []
         for i, action in zip(alive.tolist(), env_actions):
-            obs[i], reward, terminated, truncated, _ = envs[i].step(action)
+            reward, terminated, truncated = step_env(envs[i], action, seeds[i], len(steps) - 1, obs[i])
             rewards.append(reward)
             if terminated or truncated:
                 ended.append(i)
@@ -250,12 +281,17 @@ def check_finite(env, obs, actions, rewards, seeds, t) -> None:
 
 
 class Running(NamedTuple):
-    """The episodes under way in N environments, which go on from one rollout to the next; changed in place."""
+    """The episodes under way in N environments, which go on from one rollout to the next."""
 
     obs: np.ndarray  # [N, D] float32
-    seeds: np.ndarray  # [N] what reset started each episode with
+    seeds: list[int]  # what reset started each episode with
+    actions: list[list]  # what step was given in each episode so far
     returns: np.ndarray  # [N] so far
-    lengths: np.ndarray  # [N] so far
+
+    def state_dict(self) -> dict:
+        """What start_episodes needs to bring the environments here again, and what they show then."""
+        actions = [torch.from_numpy(np.array(episode)) for episode in self.actions]
+        return {"seeds": self.seeds, "actions": actions, "obs": torch.from_numpy(self.obs)}
 
 
 class Steps(NamedTuple):
@@ -270,40 +306,46 @@ class Steps(NamedTuple):
     episodes: list  # (return, length) of each
 
 
-def start_episodes(envs: list, rng: np.random.Generator) -> Running:
-    """Reset every environment with a fresh seed."""
-    seeds, zeros = rng.integers(2**31, size=len(envs)), np.zeros(len(envs))
-    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds.tolist())]).astype(np.float32)
-    return Running(obs, seeds, zeros, zeros.astype(np.int64))
+def start_episodes(envs: list, seeds: list[int], actions: list) -> Running:
+    """Reset each environment with its seed and take the actions of its episode so far, which a checkpoint may hold."""
+    obs, returns = np.empty((len(envs), *envs[0].observation_space.shape), np.float32), np.zeros(len(envs))
+    actions = [list(np.asarray(episode)) for episode in actions]
+    for n, env in enumerate(envs):
+        step_env(env, None, seeds[n], 0, obs[n])
+        for t, action in enumerate(actions[n]):
+            returns[n] += step_env(env, action, seeds[n], t, obs[n])[0]
+    return Running(obs, seeds, actions, returns)
 
 
-def collect_steps(envs: list, policy: Policy, running: Running, num_steps: int, rng: np.random.Generator) -> Steps:
+def collect_steps(envs, policy, running: Running, num_steps: int, rng: np.random.Generator) -> tuple[Steps, Running]:
     """Sample num_steps steps in every environment, on with the running episodes, starting new ones as they end.
 
-    UserError if an observation, action or reward is NaN or infinite.
+    Gives the steps and the episodes running after them; the given ones are left as they are. UserError if an
+    environment fails, or an observation, action or reward is NaN or infinite.
     """
-    obs = np.empty((num_steps, *running.obs.shape), np.float32)
-    next_obs, actions, episodes = np.empty_like(obs), [], []
-    seeds, times = np.empty((2, *obs.shape[:2]), np.int64)
-    rewards, (terminated, done) = np.empty(obs.shape[:2], np.float32), np.empty((2, *obs.shape[:2]), bool)
+    now, seeds, returns = running.obs.copy(), list(running.seeds), running.returns.copy()
+    taken, actions, episodes = [list(episode) for episode in running.actions], [], []
+    obs = np.empty((num_steps, *now.shape), np.float32)
+    next_obs, rewards = np.empty_like(obs), np.empty(obs.shape[:2])
+    (terminated, done), (started, times) = np.empty((2, *rewards.shape), bool), np.empty((2, *rewards.shape), int)
     for t in range(num_steps):
-        obs[t], seeds[t], times[t] = running.obs, running.seeds, running.lengths
-        sampled, env_actions = policy.act(obs[t], rng)
+        obs[t], started[t], times[t] = now, seeds, [len(episode) for episode in taken]
+        sampled, env_actions = policy.act(now, rng)
         actions.append(sampled)
         for n, env in enumerate(envs):
-            next_obs[t, n], rewards[t, n], terminated[t, n], truncated, _ = env.step(env_actions[n])
+            rewards[t, n], terminated[t, n], truncated = step_env(env, env_actions[n], seeds[n], len(taken[n]), now[n])
             done[t, n] = terminated[t, n] or truncated
-        running.obs[:] = next_obs[t]
-        running.returns[:] += rewards[t]
-        running.lengths[:] += 1
+            taken[n].append(env_actions[n])
+        next_obs[t] = now
+        returns += rewards[t]
         for n in done[t].nonzero()[0]:
-            episodes.append((running.returns[n], running.lengths[n]))
-            running.seeds[n], running.returns[n], running.lengths[n] = rng.integers(2**31), 0, 0
-            running.obs[n] = envs[n].reset(seed=int(running.seeds[n]))[0]
-    blocks = [torch.from_numpy(x) for x in (obs, np.stack(actions), rewards, next_obs, terminated, done)]
-    seen = np.concatenate([obs, next_obs], -1), blocks[1].numpy(), rewards, seeds, times
+            episodes.append((float(returns[n]), len(taken[n])))
+            seeds[n], taken[n], returns[n] = int(rng.integers(2**31)), [], 0
+            step_env(envs[n], None, seeds[n], 0, now[n])
+    seen = np.concatenate([obs, next_obs], -1), np.stack(actions), rewards, started, times
     check_finite(envs[0], *(torch.from_numpy(x).flatten(0, 1) for x in seen))
-    return Steps(*blocks, episodes)
+    blocks = (torch.from_numpy(x) for x in (obs, seen[1], rewards.astype(np.float32), next_obs, terminated, done))
+    return Steps(*blocks, episodes), Running(now, seeds, taken, returns)
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> tuple:
@@ -356,7 +398,7 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
             break
     means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
     if not np.isfinite([means["policy_loss"], means["grad_norm"]]).all():
-        raise UserError(f"The update became NaN or infinite ({means}): lower --learning-rate, or scale the rewards.")
+        raise FloatingPointError("The update became NaN or infinite: lower --learning-rate, or scale the rewards.")
     return means
 
 
@@ -388,69 +430,137 @@ def report(returns: np.ndarray, args: Args) -> None:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
 
 
-def load_policy(path: str, model_class: type) -> tuple[Policy, Args]:
-    """The policy in this script's model.pt, on the CPU, and the options of its training; or UserError."""
+@dataclass
+class Run:
+    """Where a run stands between two iterations, besides its weights."""
+
+    iteration: int = 0
+    step: int = 0  # environment steps taken
+    seconds: float = 0.0
+    recent: list = field(default_factory=list)  # returns of the last 100 training episodes
+    evaluated: int = -1  # step of the last evaluation
+    best: float = float("-inf")  # mean return of the best evaluation
+
+
+def save(path: Path, args: Args, run: Run, **parts) -> None:
+    """Write what load reads: whole or not at all, so that a kill or a full disk leaves the file as it was."""
+    states = {name: part.state_dict() for name, part in parts.items()}
+    buffer, temporary = io.BytesIO(), path.with_suffix(".part")
+    torch.save({"script": Path(__file__).stem, "args": asdict(args), "run": asdict(run), **states}, buffer)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:  # which need not name the file
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
+    """The options, the run and the parts' states in a file of this script's, on the CPU; UserError if it is none.
+
+    A stranger's file runs no code: it is read as plain data, and if making its environment imports a module
+    ("module:Env-v0"), env_id must be the same.
+    """
     try:
         saved = dict(torch.load(path, map_location="cpu", weights_only=True))
         if saved["script"] != Path(__file__).stem:
-            raise UserError(f"{path} is a model of {saved['script']}.py: evaluate it with that script.")
-        args = Args(**saved["args"])
-        env = make_env(args.env_id)
-        policy = model_class(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
-        policy.load_state_dict(saved["policy"])
+            raise UserError(f"{path} was made by {saved['script']}.py: use it with that script.")
+        args, run = Args(**saved["args"]), Run(**saved["run"])
+        check_args(args)
     except UserError:
         raise
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot read a model from {path} ({type(error).__name__}).") from error
-    return policy, args
+        raise UserError(f"Cannot read {path} ({type(error).__name__}).") from error
+    if ":" in args.env_id and args.env_id != env_id:
+        raise UserError(f"{path} would import a module: if you trust it, add --env-id {args.env_id}")
+    return args, run, saved
 
 
-def open_run(args: Args, spec) -> tuple[Path, SummaryWriter, torch.device]:
-    """Make the run's folder, open its logs and pick the device: what cannot be written fails now, not at the end."""
+def restore(path: str, saved: dict, **parts) -> None:
+    """Give networks and optimizer the states that load found; UserError if they do not fit."""
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(saved[name])
+        except Exception as error:
+            raise UserError(f"Cannot use {path}: its {name} is missing or does not fit.") from error
+
+
+def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
+    """Make the run's folder and open its logs; a resumed run goes on in its own, less the points after run.step."""
     if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
         raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
-    env_name = args.env_id.replace("/", "-").replace(":", "-")
-    run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{int(time.time())}")
-    try:
-        if args.track:
+    if args.track:
+        try:
             import wandb
-
-            wandb.init(name=run_dir.name, config=asdict(args), sync_tensorboard=True)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        writer = SummaryWriter(str(run_dir))
-    except ImportError as error:
-        raise UserError("--track needs Weights & Biases: pip install wandb") from error
-    except OSError as error:
-        raise UserError(f"Cannot write to {run_dir}: {error.strerror}.") from error
-    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
-    torch.set_num_threads(args.num_threads)
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+        except ImportError as error:
+            raise UserError("--track needs Weights & Biases: pip install wandb") from error
+    run_dir = Path(args.resume or "").parent
+    if not args.resume:
+        Path("runs").mkdir(exist_ok=True)
+        name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}"
+        for second in itertools.count(int(time.time())):  # or the next second if another run has this one's folder
+            run_dir = Path("runs", f"{name}__{second}")
+            with contextlib.suppress(FileExistsError):
+                run_dir.mkdir()
+                break
+    if args.track:
+        wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", config=asdict(args), sync_tensorboard=True)
+    writer = SummaryWriter(str(run_dir), purge_step=run.step + 1 if args.resume else None)
+    if not args.resume:
+        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+        writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
     if args.cuda and device.type == "cpu":
         print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
     if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
         print(f"{spec.id} has no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)")
     print("Device:", torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.num_threads} thread(s)")
-    return run_dir, writer, device
+    return run_dir, writer
 
 
-def train(args: Args) -> dict:
-    """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir."""
+def train(args: Args, signals=()) -> dict:
+    """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir.
+
+    A signal's number in signals ends it after the iteration under way: a checkpoint, then SystemExit(128 + number).
+    """
     check_args(args)
+    trained, run, saved = load(args.resume, args.env_id) if args.resume else (args, Run(), {})
+    if (trained.env_id, trained.num_envs) != (args.env_id, args.num_envs):
+        raise UserError(f"{args.resume} was trained on {trained.num_envs} {trained.env_id} and can only go on there.")
     envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(args.num_envs)]
-    run_dir, writer, device = open_run(args, envs[0].spec)
+    torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
-    rng = np.random.default_rng(args.seed)
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs).to(device)
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    parts = {"policy": policy, "optimizer": optimizer}
+    if args.resume:
+        restore(args.resume, saved, **parts)
+    first = {"seeds": torch.randint(2**31, (args.num_envs,)).tolist(), "actions": [[] for _ in envs]}
+    left = saved.get("running", first | {"obs": None})
+    running = start_episodes(envs, left["seeds"], left["actions"])
+    if args.resume and not np.array_equal(running.obs, left["obs"]):
+        print(
+            f"{args.env_id} does not repeat itself: its episodes start anew, so the run will differ from one unbroken"
+        )
+        running = start_episodes(envs, **first)
+    run_dir, writer = open_run(args, envs[0].spec, device, run)
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
-    step, recent, start = 0, deque(maxlen=100), time.perf_counter()
-    progress = tqdm(total=args.total_timesteps, unit=" steps", unit_scale=True, disable=None)
-    running = start_episodes(envs, rng)
-    for _ in range(args.total_timesteps // (args.num_envs * args.num_steps)):
-        steps = collect_steps(envs, policy, running, args.num_steps, rng)
+    start = time.perf_counter() - run.seconds
+    progress = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=None)
+    while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
+        rng, parts["running"] = np.random.default_rng([args.seed, run.iteration]), running
+        try:
+            between_iterations(args, run, run_dir, writer, parts, signals)
+            steps, running = collect_steps(envs, policy, running, args.num_steps, rng)
+        except UserError:  # an environment failed: what was learned before is kept
+            checkpoint(args, run, run_dir, writer, parts, stopping=True)
+            raise
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - step / args.total_timesteps)
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
         with torch.no_grad():
             values, next_values = (policy.value(x.to(device)).cpu() for x in (steps.obs, steps.next_obs))
         advantages, returns = compute_gae(
@@ -465,40 +575,100 @@ def train(args: Args) -> dict:
         metrics = update(policy, optimizer, loss_fn, batch, args, rng)
         policy.update_obs_stats(batch["obs"])
 
-        step += len(batch["obs"])
+        run.iteration, run.step = run.iteration + 1, run.step + len(batch["obs"])
+        run.recent = (run.recent + [episode[0] for episode in steps.episodes])[-100:]
+        run.seconds = time.perf_counter() - start
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars["losses/explained_variance"] = 1 - (returns - values).var() / returns.var()
-        scalars["charts/SPS"] = step / (time.perf_counter() - start)
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
         if steps.episodes:
             episodic_return, episodic_length = np.mean(steps.episodes, axis=0)
             scalars |= {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
-            recent.extend(episode[0] for episode in steps.episodes)
         for name, value in scalars.items():
-            writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, run.step)
         progress.update(len(batch["obs"]))
-        train_return = np.mean(recent) if recent else np.nan  # until an episode ends
+        train_return = np.mean(run.recent) if run.recent else np.nan  # until an episode ends
         progress.set_postfix({"return": f"{train_return:.1f}", "kl": f"{metrics['approx_kl']:.4f}"}, refresh=False)
+    parts["running"] = running
     progress.close()
-    return finish_run(args, policy, run_dir, writer, step, time.perf_counter() - start, train_return)
+    for env in envs:
+        env.close()
+    return finish_run(args, run, run_dir, writer, parts)
 
 
-def finish_run(args: Args, policy, run_dir: Path, writer, steps: int, seconds: float, train_return: float) -> dict:
+def between_iterations(args: Args, run: Run, run_dir: Path, writer, parts: dict, signals) -> None:
+    """Evaluate and write a checkpoint when they are due; after a signal write one and exit."""
+    if args.eval_interval and run.iteration % args.eval_interval == 0 and not signals:
+        evaluate_run(args, run, run_dir, writer, parts["policy"])
+    if run.iteration % args.checkpoint_interval == 0 or signals:
+        checkpoint(args, run, run_dir, writer, parts, stopping=bool(signals))
+    if signals:
+        sys.exit(128 + signals[0])
+
+
+def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
+    """Write what --resume needs. Random numbers need nothing: the seed and the iteration fix them."""
+    writer.flush()
+    save(run_dir / "checkpoint.pt", args, run, **parts)
+    if stopping:
+        command = next_command(args, "--resume", run_dir / "checkpoint.pt")
+        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}")
+
+
+def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=None) -> np.ndarray:
+    """Evaluate greedily, log it and keep the best policy. Training's environments and random numbers are not used."""
+    returns = evaluate(policy, args, video_dir=video_dir)
+    if run.evaluated < run.step:
+        run.evaluated = run.step
+        writer.add_scalar("eval/episodic_return", returns.mean(), run.step)
+        if returns.mean() > run.best:
+            run.best = float(returns.mean())
+            if args.save_model:
+                save(run_dir / "best.pt", args, run, policy=policy)
+    return returns
+
+
+def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict:
     """Save and evaluate the policy, and print the results, where they lie and what to type next."""
-    model = run_dir / "model.pt"
-    if args.save_model:
-        torch.save({"script": Path(__file__).stem, "args": asdict(args), "policy": policy.state_dict()}, model)
-    print(f"Trained {steps:,} steps in {seconds:.1f} s ({steps / seconds:,.0f} steps/s)")
+    model, train_return = run_dir / "model.pt", np.mean(run.recent) if run.recent else np.nan
+    print(f"Trained {run.step:,} steps in {run.seconds:.1f} s ({run.step / run.seconds:,.0f} steps/s)")
     print(f"Training return, last 100 episodes: {train_return:.2f}")
-    eval_returns = evaluate(policy, args, video_dir=run_dir / "videos" if args.capture_video else None)
-    writer.add_scalar("eval/episodic_return", eval_returns.mean(), steps)
-    writer.close()
-    report(eval_returns, args)
     print(f"Logs:  tensorboard --logdir {run_dir.parent}")
     if args.save_model:
-        print(f"Model: {model}\nWatch: python {Path(__file__).name} --evaluate {model} --render --eval-episodes 3")
-    summary = {"steps": steps, "seconds": seconds, "train_return": train_return, "eval_returns": eval_returns}
+        save(model, args, run, policy=parts["policy"])
+        print(f"Model: {model}")
+    video_dir = run_dir / "videos" if args.capture_video else None
+    eval_returns = evaluate_run(args, run, run_dir, writer, parts["policy"], video_dir)
+    checkpoint(args, run, run_dir, writer, parts)
+    writer.close()
+    report(eval_returns, args)
+    if args.eval_interval:
+        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {run_dir / 'best.pt'}" if args.save_model else ""))
+    if args.save_model:
+        print(f"Watch: {next_command(args, '--evaluate', model)} --render --eval-episodes 3")
+    summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
     return summary | {"run_dir": run_dir}
+
+
+def next_command(args: Args, option: str, path: Path) -> str:
+    """What to type to go on with one of the run's files."""
+    module = f" --env-id {args.env_id}" if ":" in args.env_id else ""  # see load
+    return f"python {Path(__file__).name} {option} {path}{module}"
+
+
+def catch_signals() -> list[int]:
+    """The list that Ctrl-C or SIGTERM, whichever comes first, adds its number to; the next one ends the process."""
+    signals, kinds = [], (signal.SIGINT, signal.SIGTERM)
+
+    def note(number: int, frame) -> None:
+        signals.append(number)
+        for kind in kinds:
+            signal.signal(kind, signal.SIG_DFL)
+        os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
+
+    for kind in kinds:
+        signal.signal(kind, note)
+    return signals
 
 
 def main() -> None:
@@ -506,17 +676,26 @@ def main() -> None:
     args = tyro.cli(Args)
     try:
         if not args.evaluate:
-            train(args)
+            threading.excepthook = lambda _: None  # the logs' thread: what goes wrong there is raised in train, too
+            if args.resume:
+                args = tyro.cli(Args, default=load(args.resume, args.env_id)[0])
+            train(args, catch_signals())
             return
         check_args(args)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C just ends it
         torch.set_num_threads(args.num_threads)
-        policy, trained = load_policy(args.evaluate, ActorCritic)
+        trained, _, saved = load(args.evaluate, args.env_id)
         steps = args.max_episode_steps or trained.max_episode_steps
         trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
+        env = make_env(trained.env_id)
+        policy = ActorCritic(env.observation_space, env.action_space, trained.hidden_size, trained.norm_obs)
+        restore(args.evaluate, saved, policy=policy)
         print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
         report(evaluate(policy, trained, video_dir=video_dir), trained)
-    except UserError as error:
+    except (UserError, FloatingPointError, OSError) as error:
+        if isinstance(error, OSError):  # a full disk, a folder that is not the user's
+            error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -1,5 +1,7 @@
 """Tiny environments whose every number is known, registered with Gymnasium under tests.envs: or used as they are."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -68,6 +70,79 @@ class TurnsNaN(Countdown):
         return obs, reward, terminated, truncated, info
 
 
+class Hostile(Countdown):
+    """Five steps an episode; from the given episode of an instance on, its third step (or its reset) does what says."""
+
+    def __init__(self, what, episode=1, render_mode=None):
+        super().__init__()
+        self.what, self.episode, self.episodes = what, episode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length, self.episodes = 5, self.episodes + 1
+        return self.reset_does[self.what]() if self.bad and self.what in self.reset_does else (self.observe(), {})
+
+    def step(self, action):
+        step = super().step(action)
+        return (
+            self.step_does[self.what](*step) if self.bad and self.taken == 3 and self.what in self.step_does else step
+        )
+
+    @property
+    def bad(self):
+        return self.episodes >= self.episode
+
+    def fail(self, *step):
+        raise RuntimeError("the simulator\nis gone")
+
+    reset_does = {
+        "reset raises": lambda: Hostile.fail(None),
+        "reset returns a long observation": lambda: (np.zeros(3), {}),
+        "reset returns no info": lambda: np.zeros(2),
+        "reset returns infinity": lambda: (np.array([0, np.inf]), {}),
+    }
+    step_does = {
+        "step raises": lambda *step: Hostile.fail(None),
+        "step returns four": lambda *step: step[:4],
+        "step returns none": lambda *step: None,
+        "step sleeps for an hour": lambda *step: time.sleep(3600),
+        "observation nan": lambda obs, *rest: (obs * np.nan, *rest),
+        "observation infinite": lambda obs, *rest: (obs + np.inf, *rest),
+        "observation long": lambda obs, *rest: (np.zeros(3), *rest),
+        "observation a number": lambda obs, *rest: (1.0, *rest),
+        "observation of length 1": lambda obs, *rest: (np.zeros(1), *rest),
+        "observation a matrix": lambda obs, *rest: (np.zeros((2, 2)), *rest),
+        "observation of text": lambda obs, *rest: (np.array(["a", "b"]), *rest),
+        "observation of objects": lambda obs, *rest: (np.array([None, {}]), *rest),
+        "reward nan": lambda obs, reward, *rest: (obs, np.float32("nan"), *rest),
+        "reward infinite": lambda obs, reward, *rest: (obs, -np.inf, *rest),
+        "reward none": lambda obs, reward, *rest: (obs, None, *rest),
+        "reward of two": lambda obs, reward, *rest: (obs, np.zeros(2), *rest),
+        "terminated of two": lambda obs, reward, terminated, *rest: (obs, reward, np.zeros(2, bool), *rest),
+        # what can be used is used
+        "harmless float64": lambda obs, *rest: (obs.astype(np.float64), *rest),
+        "harmless integers": lambda obs, *rest: (obs.astype(np.int8), *rest),
+        "harmless list": lambda obs, *rest: (obs.tolist(), *rest),
+        "harmless reward of an array without axes": lambda obs, reward, *rest: (obs, np.array(reward), *rest),
+        "harmless numpy bool": lambda obs, reward, terminated, *rest: (obs, reward, np.bool_(terminated), *rest),
+    }
+
+
+class Slow(ChooseLength):
+    """One instance in four takes 100 times longer than the others."""
+
+    instances = 0
+
+    def __init__(self, pause=2e-5, render_mode=None):
+        super().__init__()
+        Slow.instances += 1
+        self.pause = pause * (100 if Slow.instances % 4 == 0 else 1)
+
+    def step(self, action):
+        time.sleep(self.pause)
+        return super().step(action)
+
+
 class Target(gym.Env):
     """One step; a Box action of shape (2, 1) within [-1, 3] pays minus its squared distance to 2; it is recorded."""
 
@@ -107,6 +182,37 @@ class FromFive(gym.Env):
         return self.taken, float(action == 7), False, self.taken >= 10, {}
 
 
+class OneStep(FromFive):
+    """Every episode is over after one step."""
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, True, False, info
+
+
+class Endless(FromFive):
+    """An episode that the environment never ends."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action == 7), False, False, {}
+
+
+class Scaled(FromFive):
+    """Its rewards times 10^12 or 10^-12."""
+
+    def __init__(self, scale, render_mode=None):
+        self.scale = scale
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward * self.scale, *rest
+
+
 class Unsupported(FromFive):
     def __init__(self, what="action", render_mode=None):
         if what == "action":
@@ -122,9 +228,18 @@ for name, kwargs in {
     "Target": {},
     "FromFive": {},
     "TurnsNaN": {},
+    "Slow": {},
+    "OneStep": {},
 }.items():
     gym.register(f"{name}-v0", f"tests.envs:{name}", max_episode_steps=50, kwargs=kwargs)
 gym.register("TurnsNaNObs-v0", "tests.envs:TurnsNaN", max_episode_steps=50, kwargs={"what": "observation"})
 gym.register("UnsupportedActions-v0", "tests.envs:Unsupported", max_episode_steps=50)
 gym.register("UnsupportedObs-v0", "tests.envs:Unsupported", max_episode_steps=50, kwargs={"what": "observation"})
 gym.register("NoLimit-v0", "tests.envs:Countdown")
+gym.register("Endless-v0", "tests.envs:Endless")
+for what in Hostile.reset_does | Hostile.step_does:  # "step raises" is tests.envs:StepRaises-v0
+    name = what.title().replace(" ", "")
+    gym.register(f"{name}-v0", "tests.envs:Hostile", max_episode_steps=50, kwargs={"what": what})
+gym.register("Huge-v0", "tests.envs:Scaled", kwargs={"scale": 1e12})
+gym.register("Tiny-v0", "tests.envs:Scaled", kwargs={"scale": 1e-12})
+gym.register("Late-v0", "tests.envs:Hostile", max_episode_steps=50, kwargs={"what": "step raises", "episode": 30})

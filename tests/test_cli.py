@@ -27,27 +27,6 @@ GRPO_TAGS = {"losses/kl", "group/zero_std_frac", "group/return_std"}
 PPO_TAGS = {"losses/value_loss", "losses/explained_variance"}
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run a script's main() with these arguments; exit status, standard output, standard error."""
-
-    def call(script, *args):
-        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, args)])
-        try:
-            importlib.import_module(script).main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code
-        return status, *capsys.readouterr()
-
-    return call
-
-
 def logged(run_dir) -> EventAccumulator:
     return EventAccumulator(str(run_dir)).Reload()
 
@@ -149,7 +128,7 @@ BAD_INPUT = {
         r"observation is NaN or infinite at step \d after reset\(seed=",
     ),
     "nothing to render": (["--render"], r"--render needs --evaluate"),
-    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read a model from nowhere.pt"),
+    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }
 BAD_GRPO_INPUT = {
@@ -202,7 +181,7 @@ def test_tracking_needs_wandb(cli, script, monkeypatch):
 def test_a_runs_folder_that_cannot_be_written_is_found_at_the_start(cli, script):
     Path("runs").write_text("a file where the folder should be")
     status, _, err = cli(script)
-    assert status == 2 and re.search(r"Cannot write to runs/CartPole-v1__\w+: Not a directory", err)
+    assert status == 2 and re.search(r"Cannot write runs: File exists", err)
 
 
 @each_script
@@ -218,10 +197,10 @@ def test_files_that_are_no_models(cli, script):
     torch.save(saved, "other_size.pt")
     for name in ("text", "foreign", "tensor", "truncated", "other_size"):
         status, _, err = cli(script, "--evaluate", f"{name}.pt")
-        assert status == 2 and err.count("\n") == 1 and f"Cannot read a model from {name}.pt" in err
+        assert status == 2 and err.count("\n") == 1 and re.search(f"Cannot (read|use) {name}.pt", err)
     other = "ppo" if script != "ppo" else "grpo_rtg"
     status, _, err = cli(other, "--evaluate", model)
-    assert status == 2 and f"is a model of {script}.py" in err
+    assert status == 2 and f"was made by {script}.py" in err
 
 
 def test_episodes_cut_short_are_not_called_solved(cli):

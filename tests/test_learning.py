@@ -9,11 +9,6 @@ SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def train(script, **options):
     module = importlib.import_module(script)
     return module.train(module.Args(save_model=False, **options))

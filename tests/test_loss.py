@@ -201,7 +201,7 @@ class TestUpdate:
             loss, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
             return loss * float("nan"), metrics
 
-        with pytest.raises(grpo_rtg.UserError, match="NaN or infinite"):
+        with pytest.raises(FloatingPointError, match="NaN or infinite"):
             self.run(policy, loss_fn, self.args)
 
 

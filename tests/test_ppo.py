@@ -1,5 +1,6 @@
 """PPO's own parts: rollouts that go on, and GAE. Oracles are in test_oracle.py, what it shares in the other files."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -8,11 +9,18 @@ import ppo
 from tests.envs import Countdown, TurnsNaN
 
 
+def start(envs, seed=0):
+    return ppo.start_episodes(envs, list(range(seed, seed + len(envs))), [[] for _ in envs])
+
+
 def collect(num_steps=12, how_it_ends="terminated", rollouts=1):
     envs, rng = [Countdown(how_it_ends) for _ in range(3)], np.random.default_rng(0)
     policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
-    running = ppo.start_episodes(envs, rng)
-    return [ppo.collect_steps(envs, policy, running, num_steps, rng) for _ in range(rollouts)]
+    running, collected = start(envs), []
+    for _ in range(rollouts):
+        steps, running = ppo.collect_steps(envs, policy, running, num_steps, rng)
+        collected.append(steps)
+    return collected
 
 
 @pytest.mark.parametrize("how_it_ends", ["terminated", "truncated"])
@@ -59,8 +67,32 @@ def test_gae_stops_at_an_episodes_end():
 
 def test_nan_names_the_step_and_the_seed():
     envs, rng = [TurnsNaN("reward")], np.random.default_rng(0)
-    running = ppo.start_episodes(envs, rng)
-    seed = running.seeds[0]
+    running, seed = start(envs, seed=7), 7
     policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
     with pytest.raises(ppo.UserError, match=rf"the reward is NaN .* step 2 after reset\(seed={seed}\)"):
         ppo.collect_steps(envs, policy, running, 10, rng)
+
+
+def test_episodes_under_way_are_found_again():
+    """A checkpoint's seeds and actions bring new environments to where the old ones are, to the bit."""
+    envs, rng = [gym.make("Pendulum-v1") for _ in range(3)], np.random.default_rng(0)
+    policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
+    _, running = ppo.collect_steps(envs, policy, start(envs), 230, rng)  # episodes take 200 steps
+    saved = running.state_dict()
+    others = [gym.make("Pendulum-v1") for _ in envs]
+    again = ppo.start_episodes(others, saved["seeds"], saved["actions"])
+    assert [len(episode) for episode in again.actions] == [30, 30, 30]
+    assert np.array_equal(again.obs, running.obs) and np.array_equal(again.returns, running.returns)
+    one, _ = ppo.collect_steps(envs, policy, running, 200, np.random.default_rng(1))
+    other, _ = ppo.collect_steps(others, policy, again, 200, np.random.default_rng(1))
+    assert torch.equal(one.rewards, other.rewards) and one.episodes == other.episodes
+
+
+def test_a_failed_rollout_leaves_the_running_episodes_as_they_were():
+    envs = [TurnsNaN("reward")]
+    running = start(envs)
+    before = [running.obs.copy(), list(running.seeds), [list(x) for x in running.actions], running.returns.copy()]
+    policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
+    with pytest.raises(ppo.UserError):
+        ppo.collect_steps(envs, policy, running, 10, np.random.default_rng(0))
+    assert all(np.array_equal(one, other) for one, other in zip(before, running))

@@ -1,0 +1,37 @@
+"""Run a script's main() in a process forked from one that has torch loaded: a start takes 0.1 s instead of 3."""
+
+import importlib
+import multiprocessing
+import os
+import resource
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
+
+
+def _main(script: str, argv: list[str], folder: str, file_limit: int | None) -> None:
+    os.chdir(folder)
+    for descriptor, name in ((1, "out.txt"), (2, "err.txt")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    if file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    sys.argv = [f"{script}.py", *argv]
+    importlib.import_module(script).main()
+
+
+def start(script: str, *argv, folder, file_limit: int | None = None) -> multiprocessing.Process:
+    """A running process; what it prints goes to out.txt and err.txt in folder. No file it writes exceeds file_limit."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "tests.child", *SCRIPTS])
+    process = context.Process(target=_main, args=(script, [str(x) for x in argv], str(folder), file_limit))
+    process.start()
+    return process
+
+
+def run(script: str, *argv, folder, **kwargs) -> int:
+    """Exit status of a whole run."""
+    process = start(script, *argv, folder=folder, **kwargs)
+    process.join()
+    return process.exitcode
