@@ -23,8 +23,11 @@ def _main(script: str, argv: list[str], folder: str, file_limit: int | None) -> 
 
 def start(script: str, *argv, folder, file_limit: int | None = None) -> multiprocessing.Process:
     """A running process; what it prints goes to out.txt and err.txt in folder. No file it writes exceeds file_limit."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the server, which else cannot preload from here
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tests.child", *SCRIPTS])
+    context.set_forkserver_preload(["tests.child", *SCRIPTS, "torch._dynamo"])  # which the optimizer imports
+    for name in ("out.txt", "err.txt"):
+        Path(folder, name).write_text("")
     process = context.Process(target=_main, args=(script, [str(x) for x in argv], str(folder), file_limit))
     process.start()
     return process

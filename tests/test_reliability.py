@@ -18,8 +18,10 @@ from tests import child
 
 SCRIPTS = child.SCRIPTS
 each_script = pytest.mark.parametrize("script", SCRIPTS)
-RUN = ["--total-timesteps", 6000, "--norm-obs", "--eval-episodes", 2, "--eval-interval", 5]
-RUN += ["--checkpoint-interval", 3, "--update-epochs", 2]
+SMALL = {script: ["--num-groups", 1, "--group-size", 4, "--num-minibatches", 2] for script in SCRIPTS}
+SMALL["ppo"] = ["--num-envs", 4]
+RUN = ["--total-timesteps", 6000, "--max-episode-steps", 40, "--norm-obs", "--eval-episodes", 2, "--eval-interval", 5]
+RUN = {script: [*RUN, "--checkpoint-interval", 3, "--update-epochs", 2, *SMALL[script]] for script in SCRIPTS}
 
 
 def contents(run_dir: Path) -> tuple[dict, dict]:
@@ -53,7 +55,7 @@ def unbroken(tmp_path_factory):
     def get(script):
         if script not in runs:
             folder = tmp_path_factory.mktemp("unbroken")
-            assert child.run(script, *RUN, folder=folder) == 0
+            assert child.run(script, *RUN[script], folder=folder) == 0
             [run_dir] = (folder / "runs").iterdir()
             runs[script] = contents(run_dir)
         return runs[script]
@@ -64,22 +66,31 @@ def unbroken(tmp_path_factory):
 @each_script
 def test_twenty_kills_change_nothing(script, unbroken, tmp_path):
     """SIGKILL at 20 random moments, resumed each time: the same weights, to the bit, and the same curves."""
-    kills, finished, command, moments = 0, 0, RUN, random.Random(0)
-    while kills < 20 or not finished:
+    moments, went_on_from, finished, command = random.Random(0), [], 0, RUN[script]
+    while len(went_on_from) < 20 or not finished:
         process = child.start(script, *command, folder=tmp_path)
-        process.join(moments.uniform(0.1, 0.5) if kills < 20 else None)
-        kills += process.is_alive()
+        if len(went_on_from) < 20:
+            wait_for(lambda: "Device" in text(tmp_path, "out"))
+            process.join(moments.uniform(0, 0.25))
+        else:
+            process.join()
         process.kill()
         process.join()
-        assert process.exitcode in (0, -signal.SIGKILL), (tmp_path / "err.txt").read_text()
+        assert process.exitcode in (0, -signal.SIGKILL), text(tmp_path, "err")
         checkpoints = list(tmp_path.glob("runs/*/checkpoint.pt"))
-        command = ["--resume", checkpoints[0]] if checkpoints else RUN
-        if process.exitcode == 0:
+        if process.exitcode:
+            command = ["--resume", checkpoints[0]] if checkpoints else RUN[script]
+            iteration = torch.load(checkpoints[0], weights_only=True)["run"]["iteration"] if checkpoints else 0
+            went_on_from.append(iteration)
+        else:
             states, curves = contents(checkpoints[0].parent)
             assert equal(states, unbroken(script)[0]) and curves == unbroken(script)[1]
+            finished, command = finished + 1, RUN[script]
             shutil.rmtree(tmp_path / "runs")
-            finished, command = finished + 1, RUN
-    print(f"{kills} kills, {finished} runs finished")
+    print(
+        f"{script}: 20 kills, resumed at iterations {went_on_from}, {finished} runs finished as if nothing had happened"
+    )
+    assert len(set(went_on_from)) >= 5  # else the kills came too soon to show anything
 
 
 def text(folder: Path, name: str) -> str:
@@ -97,7 +108,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
     ("script", "number"), [(script, signal.SIGINT) for script in SCRIPTS] + [("ppo", signal.SIGTERM)]
 )
 def test_a_signal_saves_and_says_how_to_go_on(script, number, unbroken, tmp_path):
-    process = child.start(script, *RUN, folder=tmp_path)
+    process = child.start(script, *RUN[script], folder=tmp_path)
     wait_for(lambda: list(tmp_path.glob("runs/*/best.pt")))  # the first iterations are done
     os.kill(process.pid, number)
     process.join()
@@ -126,7 +137,7 @@ def test_the_second_signal_stops_at_once(tmp_path):
 @each_script
 def test_a_resumed_run_can_be_given_more_steps(script, tmp_path):
     """At a constant learning rate a run of 3,000 steps resumed to 6,000 is a run of 6,000."""
-    constant = [*RUN, "--no-anneal-lr"]
+    constant = [*RUN[script], "--no-anneal-lr"]
     assert child.run(script, *constant, folder=tmp_path) == 0
     [whole] = (tmp_path / "runs").iterdir()
     assert child.run(script, *constant, "--total-timesteps", 3000, folder=tmp_path) == 0
@@ -149,7 +160,7 @@ def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, tmp_path
     for interval in (0, 2):
         folder = tmp_path / str(interval)
         folder.mkdir()
-        assert child.run(script, *RUN, "--eval-interval", interval, folder=folder) == 0
+        assert child.run(script, *RUN[script], "--eval-interval", interval, folder=folder) == 0
         [run_dir] = (folder / "runs").iterdir()
         weights.append(torch.load(run_dir / "model.pt", weights_only=True)["policy"])
     assert equal(*weights)
@@ -165,7 +176,7 @@ def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, tmp_path
 
 @each_script
 def test_runs_that_start_at_once_have_folders_of_their_own(script, tmp_path):
-    processes = [child.start(script, *RUN, "--total-timesteps", 3000, folder=tmp_path) for _ in range(3)]
+    processes = [child.start(script, *RUN[script], "--total-timesteps", 3000, folder=tmp_path) for _ in range(3)]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
@@ -178,7 +189,7 @@ def test_runs_that_start_at_once_have_folders_of_their_own(script, tmp_path):
 def test_threads_of_the_environment_change_nothing(script, unbroken, tmp_path):
     """As processes of their own: OMP_NUM_THREADS is read when torch is loaded."""
     for threads in ("1", "8"):
-        command = [sys.executable, child.ROOT / f"{script}.py", *map(str, RUN)]
+        command = [sys.executable, child.ROOT / f"{script}.py", *map(str, RUN[script])]
         environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True)
     for run_dir in (tmp_path / "runs").iterdir():
@@ -189,7 +200,7 @@ class TestDisk:
     @each_script
     def test_full_while_a_checkpoint_is_written(self, script, tmp_path):
         """No file may exceed 20 kB: logs and model.pt fit, checkpoint.pt does not. The old ones stay as they are."""
-        assert child.run(script, "--hidden-size", 32, *RUN, "--total-timesteps", 3000, folder=tmp_path) == 0
+        assert child.run(script, "--hidden-size", 32, *RUN[script], "--total-timesteps", 3000, folder=tmp_path) == 0
         [run_dir] = (tmp_path / "runs").iterdir()
         before = (run_dir / "checkpoint.pt").read_bytes()
         command = ["--resume", run_dir / "checkpoint.pt", "--total-timesteps", 6000]
@@ -200,7 +211,7 @@ class TestDisk:
 
     @each_script
     def test_full_from_the_start(self, script, tmp_path):
-        assert child.run(script, *RUN, folder=tmp_path, file_limit=300) == 2
+        assert child.run(script, *RUN[script], folder=tmp_path, file_limit=300) == 2
         assert re.fullmatch(rf"{script}.py: Cannot write .*: File too large\.\n", text(tmp_path, "err"))
 
 
@@ -212,7 +223,7 @@ def finished(tmp_path_factory):
     def get(script):
         if script not in runs:
             folder = tmp_path_factory.mktemp("finished")
-            assert child.run(script, *RUN, "--total-timesteps", 2000, folder=folder) == 0
+            assert child.run(script, *RUN[script], "--total-timesteps", 2000, folder=folder) == 0
             [runs[script]] = (folder / "runs").iterdir()
         return runs[script]
 
