@@ -33,8 +33,8 @@ Departures from the paper, which README measures:
 import contextlib
 import copy
 import io
-import itertools
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -127,15 +127,16 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
             env = gym.wrappers.TimeLimit(env, 1000)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
+        obs_space, action_space = env.observation_space, env.action_space
     except Exception as error:  # a user's own environment may raise anything
         raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
-    if not env.observation_space.is_np_flattenable:
-        raise UserError(f"{env_id} has observations {env.observation_space}, which cannot be flattened to a vector.")
-    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+    if not obs_space.is_np_flattenable:
+        raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
+    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    is_continuous = isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind == "f"
-    if not is_continuous and not isinstance(env.action_space, gym.spaces.Discrete):
-        raise UserError(f"{env_id} has actions {env.action_space}; only Discrete and Box of floats are supported.")
+    is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+    if not is_continuous and not isinstance(action_space, gym.spaces.Discrete):
+        raise UserError(f"{env_id} has actions {action_space}; only Discrete and Box of floats are supported.")
     return env
 
 
@@ -208,19 +209,22 @@ class Policy(nn.Module):
 def step_env(env, action, seed: int, t: int, obs: np.ndarray) -> tuple[float, bool, bool]:
     """Take step t of the episode that seed started, or start it if action is None; what is seen goes into obs [D].
 
-    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails.
+    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails, or if what
+    it gives has a wrong shape or type, is NaN, infinite or beyond ±1e18 (squares must fit float32).
     """
     try:
         step = env.step(action) if action is not None else (env.reset(seed=seed)[0], 0.0, False, False, {})
         seen, reward, terminated, truncated, _ = step
         if len(seen) != len(obs):  # NumPy would broadcast a single number
             raise ValueError(f"the observation has {len(seen)} numbers instead of {len(obs)}")
-        obs[:] = seen
-        return float(reward), bool(terminated), bool(truncated)
+        obs[:], reward = seen, float(reward)
+        if not obs.dot(obs) + reward * reward < 1e36:  # False for NaN, too; isfinite would take five times as long
+            raise ValueError(f"observation {seen} or reward {reward} is NaN, infinite or too large")
+        return reward, bool(terminated), bool(truncated)
     except Exception as error:  # a user's own environment may raise anything
         where = "in" if action is None else f"at step {t} (action {action}) after"
         line = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())} ({line.filename}:{line.lineno})"
+        what = f"{' '.join(f'{type(error).__name__}: {error}'.split())} ({line.filename}:{line.lineno})"
         raise UserError(f"{env.unwrapped} failed {where} reset(seed={seed}): {what}") from error
 
 
@@ -238,7 +242,7 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
 
     Actions are sampled with rng, greedy without. None if the episodes together take more than max_steps steps.
-    UserError if an environment fails, or an observation, action or reward is NaN or infinite.
+    UserError if an environment fails.
     """
     obs = np.empty((len(seeds), *envs[0].observation_space.shape), np.float32)  # [N, D]
     for i, seed in enumerate(seeds):
@@ -259,21 +263,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     if len(alive):
         return None
     flat_obs, actions, member, t = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
-    flat_rewards = torch.from_numpy(np.array(rewards, np.float64))
-    check_finite(envs[0], flat_obs, actions, flat_rewards, torch.tensor(seeds)[member], t)
-    rewards = torch.zeros(len(obs), len(steps), dtype=torch.float64)
-    mask = torch.zeros(rewards.shape, dtype=torch.bool)
-    rewards[member, t], mask[member, t] = flat_rewards, True
-    return Episodes(flat_obs, actions, (member, t), rewards, mask)
-
-
-def check_finite(env, obs, actions, rewards, seeds, t) -> None:
-    """Raise UserError that names the earliest of S steps with a NaN or infinite observation, action or reward."""
-    finite = torch.stack([x.isfinite().reshape(len(x), -1).all(1) for x in (obs, actions, rewards)], 1)
-    if not finite.all():
-        i, what = divmod(int((~finite).flatten().int().argmax()), 3)
-        what, where = ("observation", "action", "reward")[what], f"step {t[i]} after reset(seed={seeds[i]})"
-        raise UserError(f"{env.unwrapped}: the {what} is NaN or infinite at {where}.")
+    blocks = torch.zeros(2, len(obs), len(steps), dtype=torch.float64)
+    blocks[0, member, t], blocks[1, member, t] = torch.tensor(rewards, dtype=torch.float64), 1
+    return Episodes(flat_obs, actions, (member, t), blocks[0], blocks[1].bool())
 
 
 def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=float("inf")) -> Episodes | None:
@@ -385,8 +377,11 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
     rng = None if greedy else np.random.default_rng(seed)
     for first in range(0, len(seeds), len(envs)):
         returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
-    for env in envs:
-        env.close()  # which also finishes a video
+    try:
+        for env in envs:
+            env.close()  # which also finishes a video
+    except Exception as error:
+        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
     if video_dir:
         print(f"Videos: {video_dir}")
     return np.array(returns)
@@ -403,13 +398,14 @@ def report(returns: np.ndarray, args: Args) -> None:
 
 @dataclass
 class Run:
-    """Where a run stands between two iterations, besides its weights."""
+    """Where a run stands between two iterations, besides its networks and its optimizer."""
 
     iteration: int = 0
     step: int = 0  # environment steps taken
     seconds: float = 0.0
+    rng: dict | None = None  # state of the generator of all random numbers
     recent: list = field(default_factory=list)  # returns of the last 100 training episodes
-    evaluated: int = -1  # step of the last evaluation
+    scalars: dict = field(default_factory=dict)  # what was logged at this step
     best: float = float("-inf")  # mean return of the best evaluation
 
 
@@ -425,9 +421,8 @@ def save(path: Path, args: Args, run: Run, **parts) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:  # which need not name the file
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
         temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
@@ -442,12 +437,12 @@ def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
             raise UserError(f"{path} was made by {saved['script']}.py: use it with that script.")
         args, run = Args(**saved["args"]), Run(**saved["run"])
         check_args(args)
+        if ":" in args.env_id and args.env_id != env_id:
+            raise UserError(f"{path} would import a module: if you trust it, add --env-id {shlex.quote(args.env_id)}")
     except UserError:
         raise
     except Exception as error:  # torch.load alone raises half a dozen kinds
         raise UserError(f"Cannot read {path} ({type(error).__name__}).") from error
-    if ":" in args.env_id and args.env_id != env_id:
-        raise UserError(f"{path} would import a module: if you trust it, add --env-id {args.env_id}")
     return args, run, saved
 
 
@@ -461,7 +456,7 @@ def restore(path: str, saved: dict, **parts) -> None:
 
 
 def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
-    """Make the run's folder and open its logs; a resumed run goes on in its own, less the points after run.step."""
+    """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
     if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
         raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     if args.track:
@@ -471,17 +466,15 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
             raise UserError("--track needs Weights & Biases: pip install wandb") from error
     run_dir = Path(args.resume or "").parent
     if not args.resume:
-        Path("runs").mkdir(exist_ok=True)
-        name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}"
-        for second in itertools.count(int(time.time())):  # or the next second if another run has this one's folder
-            run_dir = Path("runs", f"{name}__{second}")
-            with contextlib.suppress(FileExistsError):
-                run_dir.mkdir()
-                break
+        env_name = args.env_id.replace("/", "-").replace(":", "-")
+        run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}")
+        run_dir.mkdir(parents=True)  # an error if another run has it
     if args.track:
         wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", config=asdict(args), sync_tensorboard=True)
-    writer = SummaryWriter(str(run_dir), purge_step=run.step + 1 if args.resume else None)
-    if not args.resume:
+    writer = SummaryWriter(str(run_dir), purge_step=run.step if args.resume else None)
+    for name, value in run.scalars.items():
+        writer.add_scalar(name, value, run.step)
+    if run.step == 0:
         rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
     if args.cuda and device.type == "cpu":
@@ -513,15 +506,21 @@ def train(args: Args, signals=()) -> dict:
         restore(args.resume, saved, **parts)
     run_dir, writer = open_run(args, envs[0].spec, device, run)
     loss_fn = partial(grpo_loss, clip_coef=args.clip_coef, kl_coef=args.kl_coef, ent_coef=args.ent_coef)
+    rng = np.random.default_rng(args.seed)
+    rng.bit_generator.state = run.rng = run.rng or rng.bit_generator.state
     told, start = False, time.perf_counter() - run.seconds
     progress = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=None)
     while True:
-        rng = np.random.default_rng([args.seed, run.iteration])  # so a resumed run draws what it would have drawn
         try:
-            between_iterations(args, run, run_dir, writer, parts, signals)
+            if signals:
+                sys.exit(128 + signals[0])
+            if args.eval_interval and run.iteration % args.eval_interval == 0:
+                evaluate_run(args, run, run_dir, writer, policy)
+            if run.iteration % args.checkpoint_interval == 0:
+                checkpoint(args, run, run_dir, writer, parts)
             max_steps = args.total_timesteps - run.step
             episodes = collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, max_steps)
-        except UserError:  # an environment failed: what was learned before is kept
+        except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
         if episodes is None:
@@ -530,8 +529,8 @@ def train(args: Args, signals=()) -> dict:
             raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {len(episodes.obs)} steps.")
         if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
+        budget_left = 1 - run.step / args.total_timesteps
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (budget_left if args.anneal_lr else 1)
         rewards, mask = (x.view(args.num_groups, args.group_size, -1) for x in (episodes.rewards, episodes.mask))
         advantages = compute_advantages(rewards, mask, args.gamma, args.norm_std)
         batch = {"obs": episodes.obs.to(device), "actions": episodes.actions.to(device)}
@@ -546,7 +545,7 @@ def train(args: Args, signals=()) -> dict:
         returns, lengths = rewards.sum(-1), mask.sum(-1).double()  # [K, G]
         run.iteration, run.step = run.iteration + 1, run.step + len(episodes.obs)
         run.recent = (run.recent + returns.flatten().tolist())[-100:]
-        run.seconds = time.perf_counter() - start
+        run.seconds, run.rng = time.perf_counter() - start, rng.bit_generator.state
         no_signal = (advantages == 0).flatten(1).all(1)  # [K]
         if no_signal.all() and not told:
             told, why = True, "the members of every group tied"
@@ -557,48 +556,37 @@ def train(args: Args, signals=()) -> dict:
         scalars |= {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
         scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
         scalars |= {"group/zero_std_frac": no_signal.double().mean(), "group/return_std": returns.std(-1).mean()}
-        for name, value in scalars.items():
+        run.scalars = {name: float(value) for name, value in scalars.items()}
+        for name, value in run.scalars.items():
             writer.add_scalar(name, value, run.step)
         progress.update(len(episodes.obs))
         progress.set_postfix({"return": f"{np.mean(run.recent):.1f}", "kl": f"{metrics['kl']:.4f}"}, refresh=False)
     progress.close()
-    for env in envs:
-        env.close()
     if run.iteration == 0:
         raise UserError(f"--total-timesteps {args.total_timesteps} allows no iteration: its episodes take more steps.")
     run.seconds = time.perf_counter() - start
     return finish_run(args, run, run_dir, writer, parts)
 
 
-def between_iterations(args: Args, run: Run, run_dir: Path, writer, parts: dict, signals) -> None:
-    """Evaluate and write a checkpoint when they are due; after a signal write one and exit."""
-    if args.eval_interval and run.iteration % args.eval_interval == 0 and not signals:
-        evaluate_run(args, run, run_dir, writer, parts["policy"])
-    if run.iteration % args.checkpoint_interval == 0 or signals:
-        checkpoint(args, run, run_dir, writer, parts, stopping=bool(signals))
-    if signals:
-        sys.exit(128 + signals[0])
-
-
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
-    """Write what --resume needs. Random numbers need nothing: the seed and the iteration fix them."""
+    """Write what --resume needs to go on as if there had been no stop."""
     writer.flush()
     save(run_dir / "checkpoint.pt", args, run, **parts)
-    if stopping:
+    if stopping and run.iteration:
         command = next_command(args, "--resume", run_dir / "checkpoint.pt")
-        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}")
+        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}", file=sys.stderr)
 
 
 def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=None) -> np.ndarray:
-    """Evaluate greedily, log it and keep the best policy. Training's environments and random numbers are not used."""
+    """Evaluate greedily, log it and keep the best policy, without training's environments and random numbers."""
     returns = evaluate(policy, args, video_dir=video_dir)
-    if run.evaluated < run.step:
-        run.evaluated = run.step
+    if "eval/episodic_return" not in run.scalars:
+        run.scalars["eval/episodic_return"] = float(returns.mean())
         writer.add_scalar("eval/episodic_return", returns.mean(), run.step)
-        if returns.mean() > run.best:
-            run.best = float(returns.mean())
-            if args.save_model:
-                save(run_dir / "best.pt", args, run, policy=policy)
+    if returns.mean() > run.best:
+        run.best = float(returns.mean())
+        if args.save_model:
+            save(run_dir / "best.pt", args, run, policy=policy)
     return returns
 
 
@@ -617,7 +605,8 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
     writer.close()
     report(eval_returns, args)
     if args.eval_interval:
-        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {run_dir / 'best.pt'}" if args.save_model else ""))
+        best = run_dir / "best.pt"
+        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
     if args.save_model:
         print(f"Watch: {next_command(args, '--evaluate', model)} --render --eval-episodes 3")
     summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
@@ -626,22 +615,23 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
 
 def next_command(args: Args, option: str, path: Path) -> str:
     """What to type to go on with one of the run's files."""
-    module = f" --env-id {args.env_id}" if ":" in args.env_id else ""  # see load
-    return f"python {Path(__file__).name} {option} {path}{module}"
+    module = ["--env-id", args.env_id] if ":" in args.env_id else []  # see load
+    return shlex.join(["python", os.path.relpath(__file__), option, str(path), *module])
 
 
 def catch_signals() -> list[int]:
-    """The list that Ctrl-C or SIGTERM, whichever comes first, adds its number to; the next one ends the process."""
-    signals, kinds = [], (signal.SIGINT, signal.SIGTERM)
+    """A list to which the first Ctrl-C or SIGTERM adds its number; the next one ends the process at once."""
+    signals = []
 
     def note(number: int, frame) -> None:
         signals.append(number)
-        for kind in kinds:
-            signal.signal(kind, signal.SIG_DFL)
-        os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
 
-    for kind in kinds:
-        signal.signal(kind, note)
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
     return signals
 
 
@@ -650,7 +640,8 @@ def main() -> None:
     args = tyro.cli(Args)
     try:
         if not args.evaluate:
-            threading.excepthook = lambda _: None  # the logs' thread: what goes wrong there is raised in train, too
+            shown = threading.excepthook  # a full disk stops the logs' thread, but add_scalar raises its error, too
+            threading.excepthook = lambda hook: None if isinstance(hook.exc_value, OSError) else shown(hook)
             if args.resume:
                 args = tyro.cli(Args, default=load(args.resume, args.env_id)[0])
             train(args, catch_signals())

@@ -26,8 +26,8 @@ the learning rate is annealed, weights start orthogonal.
 
 import contextlib
 import io
-import itertools
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -119,15 +119,16 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
             env = gym.wrappers.TimeLimit(env, 1000)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
+        obs_space, action_space = env.observation_space, env.action_space
     except Exception as error:  # a user's own environment may raise anything
         raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
-    if not env.observation_space.is_np_flattenable:
-        raise UserError(f"{env_id} has observations {env.observation_space}, which cannot be flattened to a vector.")
-    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+    if not obs_space.is_np_flattenable:
+        raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
+    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    is_continuous = isinstance(env.action_space, gym.spaces.Box) and env.action_space.dtype.kind == "f"
-    if not is_continuous and not isinstance(env.action_space, gym.spaces.Discrete):
-        raise UserError(f"{env_id} has actions {env.action_space}; only Discrete and Box of floats are supported.")
+    is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+    if not is_continuous and not isinstance(action_space, gym.spaces.Discrete):
+        raise UserError(f"{env_id} has actions {action_space}; only Discrete and Box of floats are supported.")
     return env
 
 
@@ -212,19 +213,22 @@ class ActorCritic(Policy):
 def step_env(env, action, seed: int, t: int, obs: np.ndarray) -> tuple[float, bool, bool]:
     """Take step t of the episode that seed started, or start it if action is None; what is seen goes into obs [D].
 
-    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails.
+    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails, or if what
+    it gives has a wrong shape or type, is NaN, infinite or beyond ±1e18 (squares must fit float32).
     """
     try:
         step = env.step(action) if action is not None else (env.reset(seed=seed)[0], 0.0, False, False, {})
         seen, reward, terminated, truncated, _ = step
         if len(seen) != len(obs):  # NumPy would broadcast a single number
             raise ValueError(f"the observation has {len(seen)} numbers instead of {len(obs)}")
-        obs[:] = seen
-        return float(reward), bool(terminated), bool(truncated)
+        obs[:], reward = seen, float(reward)
+        if not obs.dot(obs) + reward * reward < 1e36:  # False for NaN, too; isfinite would take five times as long
+            raise ValueError(f"observation {seen} or reward {reward} is NaN, infinite or too large")
+        return reward, bool(terminated), bool(truncated)
     except Exception as error:  # a user's own environment may raise anything
         where = "in" if action is None else f"at step {t} (action {action}) after"
         line = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())} ({line.filename}:{line.lineno})"
+        what = f"{' '.join(f'{type(error).__name__}: {error}'.split())} ({line.filename}:{line.lineno})"
         raise UserError(f"{env.unwrapped} failed {where} reset(seed={seed}): {what}") from error
 
 
@@ -242,7 +246,7 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
 
     Actions are sampled with rng, greedy without. None if the episodes together take more than max_steps steps.
-    UserError if an environment fails, or an observation, action or reward is NaN or infinite.
+    UserError if an environment fails.
     """
     obs = np.empty((len(seeds), *envs[0].observation_space.shape), np.float32)  # [N, D]
     for i, seed in enumerate(seeds):
@@ -263,21 +267,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     if len(alive):
         return None
     flat_obs, actions, member, t = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
-    flat_rewards = torch.from_numpy(np.array(rewards, np.float64))
-    check_finite(envs[0], flat_obs, actions, flat_rewards, torch.tensor(seeds)[member], t)
-    rewards = torch.zeros(len(obs), len(steps), dtype=torch.float64)
-    mask = torch.zeros(rewards.shape, dtype=torch.bool)
-    rewards[member, t], mask[member, t] = flat_rewards, True
-    return Episodes(flat_obs, actions, (member, t), rewards, mask)
-
-
-def check_finite(env, obs, actions, rewards, seeds, t) -> None:
-    """Raise UserError that names the earliest of S steps with a NaN or infinite observation, action or reward."""
-    finite = torch.stack([x.isfinite().reshape(len(x), -1).all(1) for x in (obs, actions, rewards)], 1)
-    if not finite.all():
-        i, what = divmod(int((~finite).flatten().int().argmax()), 3)
-        what, where = ("observation", "action", "reward")[what], f"step {t[i]} after reset(seed={seeds[i]})"
-        raise UserError(f"{env.unwrapped}: the {what} is NaN or infinite at {where}.")
+    blocks = torch.zeros(2, len(obs), len(steps), dtype=torch.float64)
+    blocks[0, member, t], blocks[1, member, t] = torch.tensor(rewards, dtype=torch.float64), 1
+    return Episodes(flat_obs, actions, (member, t), blocks[0], blocks[1].bool())
 
 
 class Running(NamedTuple):
@@ -321,15 +313,15 @@ def collect_steps(envs, policy, running: Running, num_steps: int, rng: np.random
     """Sample num_steps steps in every environment, on with the running episodes, starting new ones as they end.
 
     Gives the steps and the episodes running after them; the given ones are left as they are. UserError if an
-    environment fails, or an observation, action or reward is NaN or infinite.
+    environment fails.
     """
     now, seeds, returns = running.obs.copy(), list(running.seeds), running.returns.copy()
     taken, actions, episodes = [list(episode) for episode in running.actions], [], []
     obs = np.empty((num_steps, *now.shape), np.float32)
     next_obs, rewards = np.empty_like(obs), np.empty(obs.shape[:2])
-    (terminated, done), (started, times) = np.empty((2, *rewards.shape), bool), np.empty((2, *rewards.shape), int)
+    terminated, done = np.empty((2, *rewards.shape), bool)
     for t in range(num_steps):
-        obs[t], started[t], times[t] = now, seeds, [len(episode) for episode in taken]
+        obs[t] = now
         sampled, env_actions = policy.act(now, rng)
         actions.append(sampled)
         for n, env in enumerate(envs):
@@ -342,10 +334,8 @@ def collect_steps(envs, policy, running: Running, num_steps: int, rng: np.random
             episodes.append((float(returns[n]), len(taken[n])))
             seeds[n], taken[n], returns[n] = int(rng.integers(2**31)), [], 0
             step_env(envs[n], None, seeds[n], 0, now[n])
-    seen = np.concatenate([obs, next_obs], -1), np.stack(actions), rewards, started, times
-    check_finite(envs[0], *(torch.from_numpy(x).flatten(0, 1) for x in seen))
-    blocks = (torch.from_numpy(x) for x in (obs, seen[1], rewards.astype(np.float32), next_obs, terminated, done))
-    return Steps(*blocks, episodes), Running(now, seeds, taken, returns)
+    blocks = (obs, np.stack(actions), rewards.astype(np.float32), next_obs, terminated, done)
+    return Steps(*map(torch.from_numpy, blocks), episodes), Running(now, seeds, taken, returns)
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> tuple:
@@ -414,8 +404,11 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
     rng = None if greedy else np.random.default_rng(seed)
     for first in range(0, len(seeds), len(envs)):
         returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
-    for env in envs:
-        env.close()  # which also finishes a video
+    try:
+        for env in envs:
+            env.close()  # which also finishes a video
+    except Exception as error:
+        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
     if video_dir:
         print(f"Videos: {video_dir}")
     return np.array(returns)
@@ -432,13 +425,14 @@ def report(returns: np.ndarray, args: Args) -> None:
 
 @dataclass
 class Run:
-    """Where a run stands between two iterations, besides its weights."""
+    """Where a run stands between two iterations, besides its networks and its optimizer."""
 
     iteration: int = 0
     step: int = 0  # environment steps taken
     seconds: float = 0.0
+    rng: dict | None = None  # state of the generator of all random numbers
     recent: list = field(default_factory=list)  # returns of the last 100 training episodes
-    evaluated: int = -1  # step of the last evaluation
+    scalars: dict = field(default_factory=dict)  # what was logged at this step
     best: float = float("-inf")  # mean return of the best evaluation
 
 
@@ -454,9 +448,8 @@ def save(path: Path, args: Args, run: Run, **parts) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:  # which need not name the file
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
         temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
@@ -471,12 +464,12 @@ def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
             raise UserError(f"{path} was made by {saved['script']}.py: use it with that script.")
         args, run = Args(**saved["args"]), Run(**saved["run"])
         check_args(args)
+        if ":" in args.env_id and args.env_id != env_id:
+            raise UserError(f"{path} would import a module: if you trust it, add --env-id {shlex.quote(args.env_id)}")
     except UserError:
         raise
     except Exception as error:  # torch.load alone raises half a dozen kinds
         raise UserError(f"Cannot read {path} ({type(error).__name__}).") from error
-    if ":" in args.env_id and args.env_id != env_id:
-        raise UserError(f"{path} would import a module: if you trust it, add --env-id {args.env_id}")
     return args, run, saved
 
 
@@ -490,7 +483,7 @@ def restore(path: str, saved: dict, **parts) -> None:
 
 
 def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
-    """Make the run's folder and open its logs; a resumed run goes on in its own, less the points after run.step."""
+    """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
     if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
         raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
     if args.track:
@@ -500,17 +493,15 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
             raise UserError("--track needs Weights & Biases: pip install wandb") from error
     run_dir = Path(args.resume or "").parent
     if not args.resume:
-        Path("runs").mkdir(exist_ok=True)
-        name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}"
-        for second in itertools.count(int(time.time())):  # or the next second if another run has this one's folder
-            run_dir = Path("runs", f"{name}__{second}")
-            with contextlib.suppress(FileExistsError):
-                run_dir.mkdir()
-                break
+        env_name = args.env_id.replace("/", "-").replace(":", "-")
+        run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}")
+        run_dir.mkdir(parents=True)  # an error if another run has it
     if args.track:
         wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", config=asdict(args), sync_tensorboard=True)
-    writer = SummaryWriter(str(run_dir), purge_step=run.step + 1 if args.resume else None)
-    if not args.resume:
+    writer = SummaryWriter(str(run_dir), purge_step=run.step if args.resume else None)
+    for name, value in run.scalars.items():
+        writer.add_scalar(name, value, run.step)
+    if run.step == 0:
         rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
     if args.cuda and device.type == "cpu":
@@ -539,28 +530,37 @@ def train(args: Args, signals=()) -> dict:
     parts = {"policy": policy, "optimizer": optimizer}
     if args.resume:
         restore(args.resume, saved, **parts)
-    first = {"seeds": torch.randint(2**31, (args.num_envs,)).tolist(), "actions": [[] for _ in envs]}
-    left = saved.get("running", first | {"obs": None})
-    running = start_episodes(envs, left["seeds"], left["actions"])
-    if args.resume and not np.array_equal(running.obs, left["obs"]):
-        print(
-            f"{args.env_id} does not repeat itself: its episodes start anew, so the run will differ from one unbroken"
-        )
-        running = start_episodes(envs, **first)
+    rng = np.random.default_rng(args.seed)
+    first = {"seeds": rng.integers(2**31, size=args.num_envs).tolist(), "actions": [[] for _ in envs]}
+    rng.bit_generator.state = run.rng = run.rng or rng.bit_generator.state
+    running = None
+    if args.resume:
+        left = saved["running"]
+        with contextlib.suppress(UserError):  # as from stepping on after an episode that ended elsewhere before
+            running = start_episodes(envs, left["seeds"], left["actions"])
+        if running is None or not np.array_equal(running.obs, left["obs"]):
+            print(f"{args.env_id} does not repeat itself: its episodes start anew, not where they were stopped")
+            running = None
+    running = running or start_episodes(envs, **first)
     run_dir, writer = open_run(args, envs[0].spec, device, run)
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
     start = time.perf_counter() - run.seconds
     progress = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=None)
     while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
-        rng, parts["running"] = np.random.default_rng([args.seed, run.iteration]), running
+        parts["running"] = running
         try:
-            between_iterations(args, run, run_dir, writer, parts, signals)
+            if signals:
+                sys.exit(128 + signals[0])
+            if args.eval_interval and run.iteration % args.eval_interval == 0:
+                evaluate_run(args, run, run_dir, writer, policy)
+            if run.iteration % args.checkpoint_interval == 0:
+                checkpoint(args, run, run_dir, writer, parts)
             steps, running = collect_steps(envs, policy, running, args.num_steps, rng)
-        except UserError:  # an environment failed: what was learned before is kept
+        except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
+        budget_left = 1 - run.step / args.total_timesteps
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (budget_left if args.anneal_lr else 1)
         with torch.no_grad():
             values, next_values = (policy.value(x.to(device)).cpu() for x in (steps.obs, steps.next_obs))
         advantages, returns = compute_gae(
@@ -577,54 +577,43 @@ def train(args: Args, signals=()) -> dict:
 
         run.iteration, run.step = run.iteration + 1, run.step + len(batch["obs"])
         run.recent = (run.recent + [episode[0] for episode in steps.episodes])[-100:]
-        run.seconds = time.perf_counter() - start
+        run.seconds, run.rng = time.perf_counter() - start, rng.bit_generator.state
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars["losses/explained_variance"] = 1 - (returns - values).var() / returns.var()
         scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
         if steps.episodes:
             episodic_return, episodic_length = np.mean(steps.episodes, axis=0)
             scalars |= {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
-        for name, value in scalars.items():
+        run.scalars = {name: float(value) for name, value in scalars.items()}
+        for name, value in run.scalars.items():
             writer.add_scalar(name, value, run.step)
         progress.update(len(batch["obs"]))
         train_return = np.mean(run.recent) if run.recent else np.nan  # until an episode ends
         progress.set_postfix({"return": f"{train_return:.1f}", "kl": f"{metrics['approx_kl']:.4f}"}, refresh=False)
     parts["running"] = running
     progress.close()
-    for env in envs:
-        env.close()
     return finish_run(args, run, run_dir, writer, parts)
 
 
-def between_iterations(args: Args, run: Run, run_dir: Path, writer, parts: dict, signals) -> None:
-    """Evaluate and write a checkpoint when they are due; after a signal write one and exit."""
-    if args.eval_interval and run.iteration % args.eval_interval == 0 and not signals:
-        evaluate_run(args, run, run_dir, writer, parts["policy"])
-    if run.iteration % args.checkpoint_interval == 0 or signals:
-        checkpoint(args, run, run_dir, writer, parts, stopping=bool(signals))
-    if signals:
-        sys.exit(128 + signals[0])
-
-
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
-    """Write what --resume needs. Random numbers need nothing: the seed and the iteration fix them."""
+    """Write what --resume needs to go on as if there had been no stop."""
     writer.flush()
     save(run_dir / "checkpoint.pt", args, run, **parts)
-    if stopping:
+    if stopping and run.iteration:
         command = next_command(args, "--resume", run_dir / "checkpoint.pt")
-        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}")
+        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}", file=sys.stderr)
 
 
 def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=None) -> np.ndarray:
-    """Evaluate greedily, log it and keep the best policy. Training's environments and random numbers are not used."""
+    """Evaluate greedily, log it and keep the best policy, without training's environments and random numbers."""
     returns = evaluate(policy, args, video_dir=video_dir)
-    if run.evaluated < run.step:
-        run.evaluated = run.step
+    if "eval/episodic_return" not in run.scalars:
+        run.scalars["eval/episodic_return"] = float(returns.mean())
         writer.add_scalar("eval/episodic_return", returns.mean(), run.step)
-        if returns.mean() > run.best:
-            run.best = float(returns.mean())
-            if args.save_model:
-                save(run_dir / "best.pt", args, run, policy=policy)
+    if returns.mean() > run.best:
+        run.best = float(returns.mean())
+        if args.save_model:
+            save(run_dir / "best.pt", args, run, policy=policy)
     return returns
 
 
@@ -643,7 +632,8 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
     writer.close()
     report(eval_returns, args)
     if args.eval_interval:
-        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {run_dir / 'best.pt'}" if args.save_model else ""))
+        best = run_dir / "best.pt"
+        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
     if args.save_model:
         print(f"Watch: {next_command(args, '--evaluate', model)} --render --eval-episodes 3")
     summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
@@ -652,22 +642,23 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
 
 def next_command(args: Args, option: str, path: Path) -> str:
     """What to type to go on with one of the run's files."""
-    module = f" --env-id {args.env_id}" if ":" in args.env_id else ""  # see load
-    return f"python {Path(__file__).name} {option} {path}{module}"
+    module = ["--env-id", args.env_id] if ":" in args.env_id else []  # see load
+    return shlex.join(["python", os.path.relpath(__file__), option, str(path), *module])
 
 
 def catch_signals() -> list[int]:
-    """The list that Ctrl-C or SIGTERM, whichever comes first, adds its number to; the next one ends the process."""
-    signals, kinds = [], (signal.SIGINT, signal.SIGTERM)
+    """A list to which the first Ctrl-C or SIGTERM adds its number; the next one ends the process at once."""
+    signals = []
 
     def note(number: int, frame) -> None:
         signals.append(number)
-        for kind in kinds:
-            signal.signal(kind, signal.SIG_DFL)
-        os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
 
-    for kind in kinds:
-        signal.signal(kind, note)
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
     return signals
 
 
@@ -676,7 +667,8 @@ def main() -> None:
     args = tyro.cli(Args)
     try:
         if not args.evaluate:
-            threading.excepthook = lambda _: None  # the logs' thread: what goes wrong there is raised in train, too
+            shown = threading.excepthook  # a full disk stops the logs' thread, but add_scalar raises its error, too
+            threading.excepthook = lambda hook: None if isinstance(hook.exc_value, OSError) else shown(hook)
             if args.resume:
                 args = tyro.cli(Args, default=load(args.resume, args.env_id)[0])
             train(args, catch_signals())

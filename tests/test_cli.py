@@ -121,11 +121,11 @@ BAD_INPUT = {
     ),
     "NaN reward": (
         ["--env-id", "tests.envs:TurnsNaN-v0"],
-        r"reward is NaN or infinite at step 2 after reset\(seed=\d+\)",
+        r"failed at step 2 \(action \d\) after reset\(seed=\d+\): .*reward nan is NaN",
     ),
     "NaN obs": (
         ["--env-id", "tests.envs:TurnsNaNObs-v0"],
-        r"observation is NaN or infinite at step \d after reset\(seed=",
+        r"failed at step 2 \(action \d\) after reset\(seed=\d+\): .*observation \[nan nan\]",
     ),
     "nothing to render": (["--render"], r"--render needs --evaluate"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
@@ -181,7 +181,7 @@ def test_tracking_needs_wandb(cli, script, monkeypatch):
 def test_a_runs_folder_that_cannot_be_written_is_found_at_the_start(cli, script):
     Path("runs").write_text("a file where the folder should be")
     status, _, err = cli(script)
-    assert status == 2 and re.search(r"Cannot write runs: File exists", err)
+    assert status == 2 and re.search(r"Cannot write runs/CartPole-v1__\w+: Not a directory\.", err)
 
 
 @each_script

@@ -69,7 +69,7 @@ def test_nan_names_the_step_and_the_seed():
     envs, rng = [TurnsNaN("reward")], np.random.default_rng(0)
     running, seed = start(envs, seed=7), 7
     policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
-    with pytest.raises(ppo.UserError, match=rf"the reward is NaN .* step 2 after reset\(seed={seed}\)"):
+    with pytest.raises(ppo.UserError, match=rf"at step 2 .* after reset\(seed={seed}\): .* reward nan"):
         ppo.collect_steps(envs, policy, running, 10, rng)
 
 

@@ -1,5 +1,6 @@
 """Nothing lost: kills, signals, full disks, foreign files, two runs at once; docs/reliability.md gives the promises."""
 
+import importlib
 import os
 import random
 import re
@@ -30,6 +31,7 @@ def contents(run_dir: Path) -> tuple[dict, dict]:
     for name in ("model", "best", "checkpoint"):
         saved = torch.load(run_dir / f"{name}.pt", weights_only=True)
         del saved["run"]["seconds"], saved["args"]
+        saved["run"]["scalars"].pop("charts/SPS", None)
         states[name] = saved
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"]) - {"charts/SPS"}
@@ -93,6 +95,26 @@ def test_twenty_kills_change_nothing(script, unbroken, tmp_path):
     assert len(set(went_on_from)) >= 5  # else the kills came too soon to show anything
 
 
+@each_script
+def test_the_end_of_a_run_is_logged_once(script, unbroken, cli, monkeypatch):
+    """Stopped between the last evaluation, which is logged, and the checkpoint that would say so."""
+    module = importlib.import_module(script)
+    save = module.save
+
+    def failing(path, *args, **parts):
+        if path.name == "checkpoint.pt" and (path.parent / "model.pt").exists():
+            raise OSError(28, "No space left on device", path)
+        save(path, *args, **parts)
+
+    monkeypatch.setattr(module, "save", failing)
+    status, _, err = cli(script, *RUN[script], "--checkpoint-interval", 1)  # the last checkpoint is at the last step
+    assert status == 2 and "No space left on device" in err
+    monkeypatch.setattr(module, "save", save)
+    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
+    assert cli(script, "--resume", checkpoint)[0] == 0
+    assert equal(contents(checkpoint.parent), unbroken(script))
+
+
 def text(folder: Path, name: str) -> str:
     return (folder / f"{name}.txt").read_text()
 
@@ -115,10 +137,34 @@ def test_a_signal_saves_and_says_how_to_go_on(script, number, unbroken, tmp_path
     assert process.exitcode == 128 + number
     assert "Stopping after this iteration; once more stops at once." in text(tmp_path, "err")
     assert "Traceback" not in text(tmp_path, "err")
-    command = re.search(rf"Resume: python {script}.py (--resume \S+/checkpoint.pt)$", text(tmp_path, "out"), re.M)[1]
+    command = re.search(rf"Resume: python \S*{script}.py (--resume \S+/checkpoint.pt)$", text(tmp_path, "err"), re.M)[1]
     assert child.run(script, *command.split(), folder=tmp_path) == 0
     [run_dir] = (tmp_path / "runs").iterdir()
     assert equal(contents(run_dir), unbroken(script))
+
+
+def test_a_signal_is_heeded_when_nobody_reads(tmp_path):
+    """As in `python grpo_rtg.py 2>&1 | tee log`, where Ctrl-C ends tee as well: the checkpoint is still written."""
+    command = [sys.executable, child.ROOT / "grpo_rtg.py", *map(str, RUN["grpo_rtg"]), "--checkpoint-interval", "1000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: list(tmp_path.glob("runs/*/best.pt")))
+    process.stdout.close()
+    process.stderr.close()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    [checkpoint] = tmp_path.glob("runs/*/checkpoint.pt")
+    assert torch.load(checkpoint, weights_only=True)["run"]["iteration"] > 0
+
+
+@each_script
+def test_a_changed_learning_rate_is_heeded(script, tmp_path):
+    constant = [*RUN[script], "--no-anneal-lr", "--total-timesteps", 2000]
+    assert child.run(script, *constant, folder=tmp_path) == 0
+    [checkpoint] = tmp_path.glob("runs/*/checkpoint.pt")
+    command = ["--resume", checkpoint, "--total-timesteps", 4000, "--learning-rate", 1e-4]
+    assert child.run(script, *command, folder=tmp_path) == 0
+    assert contents(checkpoint.parent)[1]["charts/learning_rate"][-1][1] == pytest.approx(1e-4)
 
 
 def test_the_second_signal_stops_at_once(tmp_path):
@@ -263,7 +309,7 @@ class TestFiles:
             (["--resume", "nowhere.pt"], "Cannot read nowhere.pt"),
             (["--resume", "folder.pt"], "Cannot read folder.pt"),
             (["--resume", run_dir / "model.pt"], "Cannot use .*: its (optimizer|reference) is missing"),
-            (["--resume", path, "--env-id", "Acrobot-v1"], "was trained on (8 )?CartPole-v1"),
+            (["--resume", path, "--env-id", "Acrobot-v1"], r"was trained on (4 )?CartPole-v1"),
             (["--resume", path, "--hidden-size", 16], "Cannot use .*: its policy is missing or does not fit"),
         ):
             self.refused(cli, script, message, args, message)
