@@ -599,6 +599,7 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
     if args.save_model:
         save(model, args, run, policy=parts["policy"])
         print(f"Model: {model}")
+    checkpoint(args, run, run_dir, writer, parts)
     video_dir = run_dir / "videos" if args.capture_video else None
     eval_returns = evaluate_run(args, run, run_dir, writer, parts["policy"], video_dir)
     checkpoint(args, run, run_dir, writer, parts)
