@@ -275,14 +275,15 @@ def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=fl
     len(envs) is K·G. With seed_groups False each member has its own seed. None if more than max_steps steps are needed.
     UserError if the members of a group do not start alike.
     """
-    seeds = rng.integers(2**31, size=num_groups if seed_groups else len(envs))
-    seeds = seeds.repeat(len(envs) // len(seeds)).tolist()
+    group_seeds = rng.integers(2**31, size=num_groups if seed_groups else len(envs))
+    seeds = group_seeds.repeat(len(envs) // len(group_seeds)).tolist()
     episodes = play_episodes(envs, policy, seeds, rng, max_steps)
     if episodes is not None and seed_groups:
         starts = episodes.obs[: len(envs)].view(num_groups, len(envs) // num_groups, -1)
-        if (starts != starts[:, :1]).any():
+        apart = (starts != starts[:, :1]).flatten(1).any(1).tolist()  # [K]
+        if any(apart):
             advice = "the members of a group start in different states. Mend its reset, or use --no-seed-groups."
-            raise UserError(f"{envs[0].unwrapped} ignores reset(seed), as in {seeds[:1]}: {advice}")
+            raise UserError(f"{envs[0].unwrapped} ignores reset(seed={group_seeds[apart.index(True)]}): {advice}")
     return episodes
 
 

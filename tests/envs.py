@@ -70,6 +70,10 @@ class TurnsNaN(Countdown):
         return obs, reward, terminated, truncated, info
 
 
+def fail():
+    raise RuntimeError("the simulator\nis gone")
+
+
 class Hostile(Countdown):
     """Five steps an episode; from the given episode of an instance on, its third step (or its reset) does what says."""
 
@@ -92,17 +96,14 @@ class Hostile(Countdown):
     def bad(self):
         return self.episodes >= self.episode
 
-    def fail(self, *step):
-        raise RuntimeError("the simulator\nis gone")
-
     reset_does = {
-        "reset raises": lambda: Hostile.fail(None),
+        "reset raises": fail,
         "reset returns a long observation": lambda: (np.zeros(3), {}),
         "reset returns no info": lambda: np.zeros(2),
         "reset returns infinity": lambda: (np.array([0, np.inf]), {}),
     }
     step_does = {
-        "step raises": lambda *step: Hostile.fail(None),
+        "step raises": lambda *step: fail(),
         "step returns four": lambda *step: step[:4],
         "step returns none": lambda *step: None,
         "step sleeps for an hour": lambda *step: time.sleep(3600),

@@ -137,7 +137,7 @@ BAD_GRPO_INPUT = {
     "beta": (["--kl-coef", "-1"], r"--kl-coef must be from 0"),
     "budget": (["--total-timesteps", "40"], r"--total-timesteps 40 allows no iteration"),
     "minibatches": (["--num-minibatches", "5000"], r"--num-minibatches 5000 is more than the \d+ steps"),
-    "unseeded": (["--env-id", "tests.envs:IgnoresSeed-v0"], r"ignores reset\(seed\).*--no-seed-groups"),
+    "unseeded": (["--env-id", "tests.envs:IgnoresSeed-v0"], r"ignores reset\(seed=\d+\).*--no-seed-groups"),
 }
 BAD_PPO_INPUT = {
     "budget": (["--total-timesteps", "255"], r"--total-timesteps must be from 256"),

@@ -50,19 +50,24 @@ def equal(one, other) -> bool:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """The contents of a run that nothing interrupted, for each script."""
+def finished(tmp_path_factory):
+    """The folder of a run that nothing interrupted, for each script."""
     runs = {}
 
     def get(script):
         if script not in runs:
-            folder = tmp_path_factory.mktemp("unbroken")
+            folder = tmp_path_factory.mktemp("finished")
             assert child.run(script, *RUN[script], folder=folder) == 0
-            [run_dir] = (folder / "runs").iterdir()
-            runs[script] = contents(run_dir)
+            [runs[script]] = (folder / "runs").iterdir()
         return runs[script]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def unbroken(finished):
+    """The contents of that folder."""
+    return lambda script: contents(finished(script))
 
 
 @each_script
@@ -259,21 +264,6 @@ class TestDisk:
     def test_full_from_the_start(self, script, tmp_path):
         assert child.run(script, *RUN[script], folder=tmp_path, file_limit=300) == 2
         assert re.fullmatch(rf"{script}.py: Cannot write .*: File too large\.\n", text(tmp_path, "err"))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a short run that is over, for each script."""
-    runs = {}
-
-    def get(script):
-        if script not in runs:
-            folder = tmp_path_factory.mktemp("finished")
-            assert child.run(script, *RUN[script], "--total-timesteps", 2000, folder=folder) == 0
-            [runs[script]] = (folder / "runs").iterdir()
-        return runs[script]
-
-    return get
 
 
 class TestFiles:

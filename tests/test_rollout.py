@@ -48,9 +48,18 @@ def test_the_same_seed_gives_the_same_rollout():
 
 
 def test_an_environment_that_ignores_its_seed_is_refused():
-    with pytest.raises(grpo.UserError, match=r"IgnoresSeed.* ignores reset\(seed\).*--no-seed-groups"):
+    with pytest.raises(grpo.UserError, match=r"IgnoresSeed.* ignores reset\(seed=\d+\).*--no-seed-groups"):
         collect(IgnoresSeed)
     assert collect(IgnoresSeed, seed_groups=False)[1] is not None
+
+
+def test_the_seed_that_is_ignored_is_named(monkeypatch):
+    """The first group's environments obey, the second group's do not."""
+    monkeypatch.setattr(IgnoresSeed, "starts", 0)
+    envs = [*(Countdown() for _ in range(3)), *(IgnoresSeed() for _ in range(3))]
+    seed = np.random.default_rng(0).integers(2**31, size=2)[1]
+    with pytest.raises(grpo.UserError, match=rf"ignores reset\(seed={seed}\)"):
+        grpo.collect_groups(envs, make_policy(envs[0]), 2, np.random.default_rng(0))
 
 
 def test_only_living_environments_are_stepped():
