@@ -40,17 +40,22 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy on import; see --num-threads
+
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 import tyro
 from torch import nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Normal
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -177,55 +182,78 @@ class Policy(nn.Module):
         self.obs_count += len(obs)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Logits [B, A], or means and log standard deviations [B, 2A], for observations [B, D]."""
-        outputs = self.net(self.normalize(obs))
-        return outputs if self.discrete else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        """Logits (Discrete) or means (Box) [B, A] for observations [B, D]."""
+        return self.net(self.normalize(obs))
 
-    def distribution(self, obs: torch.Tensor) -> Distribution:
-        """π_θ(·|s) for observations [B, D]; its log_prob and entropy are [B], in nats."""
+    def log_prob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """log π_θ(a|s) [B] and the entropy of π_θ(·|s) [B], in nats, for observations [B, D] and sampled actions."""
         if self.discrete:
-            return Categorical(logits=self(obs), validate_args=False)
-        mean, log_std = self(obs).chunk(2, -1)
-        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+            log_probs = self(obs).log_softmax(-1)  # [B, A]
+            return log_probs.gather(-1, actions[:, None]).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1)
+        normal = Normal(self(obs), self.log_std.exp(), validate_args=False)
+        return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
-    def act(self, obs: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, list]:
-        """Sample actions, or take the greedy ones without rng, for observations [B, D].
+    def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
+        """π_old: the policy as it is now, as a function that samples actions, or without rng takes the greedy ones.
 
-        Returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants them: counted from the
-        space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on every device.
+        For observations [B, D] it returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants
+        them: counted from the space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on
+        every device. The CPU's forward() is in NumPy, which takes a third of torch's time for as few rows as these.
         """
-        with torch.inference_mode():
-            outputs = self(torch.from_numpy(obs).to(self.obs_mean.device)).cpu().numpy()
-        space = self.action_space
-        if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
-            actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
-            return actions, list(actions + space.start)
-        actions, log_std = np.split(outputs, 2, -1)
-        if rng is not None:
-            actions = actions + np.exp(log_std) * rng.standard_normal(actions.shape, np.float32)
-        return actions, list(actions.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype))
+        space, device = self.action_space, self.obs_mean.device
+        *hidden, output = [[x.detach().cpu().numpy().T.copy() for x in (y.weight, y.bias)] for y in self.net[::2]]
+        std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
+
+        def forward(x: np.ndarray) -> np.ndarray:
+            if device.type != "cpu":
+                with torch.inference_mode():
+                    return self(torch.from_numpy(x).to(device)).cpu().numpy()
+            x = self.normalize(torch.from_numpy(x)).numpy() if self.norm_obs else x
+            for weight, bias in hidden:
+                x = np.tanh(x @ weight + bias)
+            return x @ output[0] + output[1]
+
+        def sample(obs: np.ndarray) -> tuple[np.ndarray, list]:
+            outputs = forward(obs)
+            if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
+                actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
+                return actions, list(actions + space.start)
+            actions = outputs if rng is None else outputs + std * rng.standard_normal(outputs.shape, np.float32)
+            return actions, list(actions.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype))
+
+        return sample
 
 
-def step_env(env, action, seed: int, t: int, obs: np.ndarray) -> tuple[float, bool, bool]:
-    """Take step t of the episode that seed started, or start it if action is None; what is seen goes into obs [D].
+def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs: np.ndarray) -> tuple[list, list, list]:
+    """Take a step in each environment that members lists, or reset it where its action is None.
 
-    Gives reward, terminated, truncated. UserError names environment, seed and step if the environment fails, or if what
-    it gives has a wrong shape or type, is NaN, infinite or beyond ±1e18 (squares must fit float32).
+    What environment i shows goes into obs[i] [D]; returned are the members' rewards, terminated and truncated. An error
+    of the environment, or NaN, infinity, numbers too large to be squared in float32, or a wrong shape or type from it,
+    is a UserError that names the environment, its seed, the step (times[i]) and the action.
     """
+    rewards, terminated, truncated = [], [], []
     try:
-        step = env.step(action) if action is not None else (env.reset(seed=seed)[0], 0.0, False, False, {})
-        seen, reward, terminated, truncated, _ = step
-        if len(seen) != len(obs):  # NumPy would broadcast a single number
-            raise ValueError(f"the observation has {len(seen)} numbers instead of {len(obs)}")
-        obs[:], reward = seen, float(reward)
-        if not obs.dot(obs) + reward * reward < 1e36:  # False for NaN, too; isfinite would take five times as long
-            raise ValueError(f"observation {seen} or reward {reward} is NaN, infinite or too large")
-        return reward, bool(terminated), bool(truncated)
+        for i, action in zip(members, actions):
+            started = action is not None
+            step = envs[i].step(action) if started else (envs[i].reset(seed=seeds[i])[0], 0.0, False, False, {})
+            seen, reward, is_terminated, is_truncated, _ = step
+            if len(seen) != obs.shape[1]:  # NumPy would broadcast a single number
+                raise ValueError(f"the observation has {len(seen)} numbers instead of {obs.shape[1]}")
+            if not -1e18 < reward < 1e18:  # False for NaN, too
+                raise ValueError(f"reward {reward} is NaN, infinite or too large")
+            obs[i] = seen
+            rewards.append(float(reward))
+            terminated.append(bool(is_terminated))
+            truncated.append(bool(is_truncated))
+        if not np.vdot(obs, obs) < 1e36:  # False for NaN, too
+            i, action = next((i, action) for i, action in zip(members, actions) if not obs[i].dot(obs[i]) < 1e36)
+            raise ValueError(f"observation {obs[i]} is NaN, infinite or too large")
     except Exception as error:  # a user's own environment may raise anything
-        where = "in" if action is None else f"at step {t} (action {action}) after"
+        where = "in" if action is None else f"at step {times[i]} (action {action}) after"
         line = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{' '.join(f'{type(error).__name__}: {error}'.split())} ({line.filename}:{line.lineno})"
-        raise UserError(f"{env.unwrapped} failed {where} reset(seed={seed}): {what}") from error
+        raise UserError(f"{envs[i].unwrapped} failed {where} reset(seed={seeds[i]}): {what}") from error
+    return rewards, terminated, truncated
 
 
 class Episodes(NamedTuple):
@@ -245,24 +273,21 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
     UserError if an environment fails.
     """
     obs = np.empty((len(seeds), *envs[0].observation_space.shape), np.float32)  # [N, D]
-    for i, seed in enumerate(seeds):
-        step_env(envs[i], None, seed, 0, obs[i])
-    alive, steps, rewards = np.arange(len(obs)), [], []
+    step_envs(envs, range(len(obs)), [None] * len(obs), seeds, [], obs)
+    sample, alive, steps, rewards = policy.sampler(rng), np.arange(len(obs)), [], []
     while len(alive) and len(rewards) + len(alive) <= max_steps:
         now = obs[alive]  # a copy
-        actions, env_actions = policy.act(now, rng)
-        steps.append((now, actions, alive, np.full(len(alive), len(steps))))
-        ended = []
-        for i, action in zip(alive.tolist(), env_actions):
-            reward, terminated, truncated = step_env(envs[i], action, seeds[i], len(steps) - 1, obs[i])
-            rewards.append(reward)
-            if terminated or truncated:
-                ended.append(i)
-        if ended:
-            alive = alive[[i not in ended for i in alive.tolist()]]
+        actions, env_actions = sample(now)
+        times = [len(steps)] * len(obs)
+        steps.append((now, actions, alive))
+        paid, terminated, truncated = step_envs(envs, alive.tolist(), env_actions, seeds, times, obs)
+        rewards += paid
+        if any(terminated) or any(truncated):
+            alive = alive[~np.logical_or(terminated, truncated)]
     if len(alive):
         return None
-    flat_obs, actions, member, t = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
+    flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
+    t = torch.from_numpy(np.repeat(np.arange(len(steps)), [len(step[0]) for step in steps]))
     blocks = torch.zeros(2, len(obs), len(steps), dtype=torch.float64)
     blocks[0, member, t], blocks[1, member, t] = torch.tensor(rewards, dtype=torch.float64), 1
     return Episodes(flat_obs, actions, (member, t), blocks[0], blocks[1].bool())
@@ -298,10 +323,10 @@ def compute_advantages(rewards: torch.Tensor, mask: torch.Tensor, gamma: float, 
 
 def discounted_sums(x: torch.Tensor, gamma: float) -> torch.Tensor:
     """Σ_{j≥t} γ^(j-t) x_j along the last dimension of x."""
-    sums = x.clone()
-    for t in reversed(range(x.shape[-1] - 1)):
-        sums[..., t] += gamma * sums[..., t + 1]
-    return sums
+    sums = list(x.unbind(-1))
+    for t in reversed(range(len(sums) - 1)):
+        sums[t] = sums[t].add(sums[t + 1], alpha=gamma)
+    return torch.stack(sums, -1)
 
 
 def group_normalize(x: torch.Tensor, mean: torch.Tensor, mask: torch.Tensor, norm_std: bool) -> torch.Tensor:
@@ -331,14 +356,14 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
 
     batch: obs [B, D], actions, and [B] each: log_probs under π_old, ref_log_probs under π_ref, advantages, weights.
     """
-    distribution = policy.distribution(batch["obs"])
-    log_probs, advantages, weights = distribution.log_prob(batch["actions"]), batch["advantages"], batch["weights"]
+    log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
+    advantages, weights = batch["advantages"], batch["weights"]
     log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
     ratio = log_ratio.exp()
     surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
     policy_loss = -(weights * surrogate).mean()
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
-    entropy = (weights * distribution.entropy()).mean()
+    entropy = (weights * entropies).mean()
     approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy, "approx_kl": approx_kl, "clipfrac": clipfrac}
@@ -346,21 +371,40 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
+def share(value) -> list:
+    """The value that each of torchrun's processes has, by rank; without torchrun [value]. All of them must call it."""
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
+    if dist.is_initialized():
+        try:
+            dist.all_gather_object(values, value)
+        except RuntimeError as error:
+            raise UserError("Another process of this run has ended, and so does this one.") from error
+    return values
+
+
 def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
-    """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means."""
-    history, size = [], len(batch["obs"])
+    """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means.
+
+    Under torchrun each process has its own batch, and the gradient is the mean of theirs.
+    """
+    history, sizes = [], share(len(batch["obs"]))
     for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(size)).to(batch["obs"].device)
-        for index in order.tensor_split(min(args.num_minibatches, size)):
-            loss, metrics = loss_fn(policy, {name: x[index] for name, x in batch.items()})
+        order = torch.from_numpy(rng.permutation(len(batch["obs"]))).to(batch["obs"].device)
+        shuffled = [x[order].tensor_split(min(args.num_minibatches, *sizes)) for x in batch.values()]
+        for minibatch in zip(*shuffled):
+            loss, metrics = loss_fn(policy, dict(zip(batch, minibatch)))
             optimizer.zero_grad()
             loss.backward()
+            if len(sizes) > 1:
+                gradients = [parameter.grad for parameter in policy.parameters()]
+                dist.all_reduce(flat := parameters_to_vector(gradients))
+                vector_to_parameters(flat / len(sizes), gradients)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
             optimizer.step()
             history.append(torch.stack(list(metrics.values())))
-        if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
+        if args.target_kl is not None and np.mean(share(metrics["approx_kl"].item())) > args.target_kl:
             break
-    means = dict(zip(metrics, torch.stack(history).mean(0).tolist()))
+    means = dict(zip(metrics, np.mean(share(torch.stack(history).mean(0).tolist()), axis=0).tolist()))
     if not np.isfinite([means["policy_loss"], means["grad_norm"]]).all():
         raise FloatingPointError("The update became NaN or infinite: lower --learning-rate, or scale the rewards.")
     return means
@@ -404,7 +448,7 @@ class Run:
     iteration: int = 0
     step: int = 0  # environment steps taken
     seconds: float = 0.0
-    rng: dict | None = None  # state of the generator of all random numbers
+    rng: list | None = None  # states of the generators of random numbers, one for each process
     recent: list = field(default_factory=list)  # returns of the last 100 training episodes
     scalars: dict = field(default_factory=dict)  # what was logged at this step
     best: float = float("-inf")  # mean return of the best evaluation
@@ -490,87 +534,109 @@ def train(args: Args, signals=()) -> dict:
     """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir.
 
     A signal's number in signals ends it after the iteration under way: a checkpoint, then SystemExit(128 + number).
+    Each of torchrun's processes plays its share of the groups; the first alone saves, logs, shows and returns.
     """
     check_args(args)
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))  # torchrun's
+    if args.num_groups % world:
+        raise UserError(f"--num-groups {args.num_groups} cannot be split over {world} processes.")
+    num_groups = args.num_groups // world
     trained, run, saved = load(args.resume, args.env_id) if args.resume else (args, Run(), {})
     if trained.env_id != args.env_id:
         raise UserError(f"{args.resume} was trained on {trained.env_id}, not on {args.env_id}.")
-    envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(args.num_groups * args.group_size)]
+    if run.rng and len(run.rng) != world:
+        raise UserError(f"{args.resume} is of a run of {len(run.rng)} processes, not {world}.")
+    envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_groups * args.group_size)]
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    device = torch.device("cpu")
+    if args.cuda and torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if world > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     policy = Policy(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs).to(device)
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
     if args.resume:
         restore(args.resume, saved, **parts)
-    run_dir, writer = open_run(args, envs[0].spec, device, run)
+    run_dir, writer = open_run(args, envs[0].spec, device, run) if rank == 0 else (None, None)
     loss_fn = partial(grpo_loss, clip_coef=args.clip_coef, kl_coef=args.kl_coef, ent_coef=args.ent_coef)
-    rng = np.random.default_rng(args.seed)
-    rng.bit_generator.state = run.rng = run.rng or rng.bit_generator.state
+    rng = np.random.default_rng([args.seed, rank])
+    run.rng = run.rng or share(rng.bit_generator.state)
+    rng.bit_generator.state = run.rng[rank]
     told, start = False, time.perf_counter() - run.seconds
-    progress = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=None)
+    bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while True:
         try:
-            if signals:
-                sys.exit(128 + signals[0])
-            if args.eval_interval and run.iteration % args.eval_interval == 0:
+            if any(stops := share(signals[:1])):
+                sys.exit(128 + max(stops)[0])
+            if writer and args.eval_interval and run.iteration % args.eval_interval == 0:
                 evaluate_run(args, run, run_dir, writer, policy)
             if run.iteration % args.checkpoint_interval == 0:
                 checkpoint(args, run, run_dir, writer, parts)
             max_steps = args.total_timesteps - run.step
-            episodes = collect_groups(envs, policy, args.num_groups, rng, args.seed_groups, max_steps)
+            episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups, max_steps)
+            sizes = share(len(episodes.obs) if episodes else max_steps + 1)  # steps of each process
         except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
-        if episodes is None:
+        if sum(sizes) > max_steps:
             break
-        if run.iteration == 0 and len(episodes.obs) < args.num_minibatches:
-            raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {len(episodes.obs)} steps.")
-        if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
+        if run.iteration == 0 and min(sizes) < args.num_minibatches:
+            raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {min(sizes)} steps.")
+        refreshed = args.ref_update_interval and run.iteration % args.ref_update_interval == 0
+        if refreshed:
             reference.load_state_dict(policy.state_dict())
         budget_left = 1 - run.step / args.total_timesteps
         optimizer.param_groups[0]["lr"] = args.learning_rate * (budget_left if args.anneal_lr else 1)
-        rewards, mask = (x.view(args.num_groups, args.group_size, -1) for x in (episodes.rewards, episodes.mask))
+        rewards, mask = (x.view(num_groups, args.group_size, -1) for x in (episodes.rewards, episodes.mask))
         advantages = compute_advantages(rewards, mask, args.gamma, args.norm_std)
         batch = {"obs": episodes.obs.to(device), "actions": episodes.actions.to(device)}
         for name, block in (("advantages", advantages), ("weights", step_weights(mask, args.loss_agg))):
             batch[name] = block.flatten(0, 1)[episodes.index].float().to(device)
+        if args.loss_agg == "step":
+            batch["weights"] *= sizes[rank] * world / sum(sizes)  # each step counts alike, whichever process took it
         with torch.no_grad():
-            batch["log_probs"] = policy.distribution(batch["obs"]).log_prob(batch["actions"])
-            batch["ref_log_probs"] = reference.distribution(batch["obs"]).log_prob(batch["actions"])
+            taken = batch["obs"], batch["actions"]
+            batch["log_probs"] = policy.log_prob_and_entropy(*taken)[0]
+            batch["ref_log_probs"] = batch["log_probs"] if refreshed else reference.log_prob_and_entropy(*taken)[0]
         metrics = update(policy, optimizer, loss_fn, batch, args, rng)
-        policy.update_obs_stats(batch["obs"])
+        policy.update_obs_stats(torch.cat(share(episodes.obs)).to(device))
 
-        returns, lengths = rewards.sum(-1), mask.sum(-1).double()  # [K, G]
-        run.iteration, run.step = run.iteration + 1, run.step + len(episodes.obs)
+        no_signal = (advantages == 0).flatten(1).all(1)
+        blocks = rewards.sum(-1), mask.sum(-1).double(), no_signal
+        returns, lengths, no_signal = (torch.cat(share(x)) for x in blocks)  # [K, G], [K, G], [K] of all processes
+        run.iteration, run.step = run.iteration + 1, run.step + sum(sizes)
         run.recent = (run.recent + returns.flatten().tolist())[-100:]
-        run.seconds, run.rng = time.perf_counter() - start, rng.bit_generator.state
-        no_signal = (advantages == 0).flatten(1).all(1)  # [K]
+        run.seconds, run.rng = time.perf_counter() - start, share(rng.bit_generator.state)
         if no_signal.all() and not told:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (lengths.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"
-            progress.write(f"No signal: every advantage of this iteration is 0, because {why}.")
+            bar.write(f"No signal: every advantage of this iteration is 0, because {why}.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars |= {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
         scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
         scalars |= {"group/zero_std_frac": no_signal.double().mean(), "group/return_std": returns.std(-1).mean()}
         run.scalars = {name: float(value) for name, value in scalars.items()}
-        for name, value in run.scalars.items():
+        for name, value in run.scalars.items() if writer else ():
             writer.add_scalar(name, value, run.step)
-        progress.update(len(episodes.obs))
-        progress.set_postfix({"return": f"{np.mean(run.recent):.1f}", "kl": f"{metrics['kl']:.4f}"}, refresh=False)
-    progress.close()
+        bar.update(sum(sizes))
+        bar.set_postfix({"return": f"{np.mean(run.recent):.1f}", "kl": f"{metrics['kl']:.4f}"}, refresh=False)
+    bar.close()
     if run.iteration == 0:
         raise UserError(f"--total-timesteps {args.total_timesteps} allows no iteration: its episodes take more steps.")
     run.seconds = time.perf_counter() - start
-    return finish_run(args, run, run_dir, writer, parts)
+    if world > 1:
+        dist.destroy_process_group()
+    return finish_run(args, run, run_dir, writer, parts) if writer else {}
 
 
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
     """Write what --resume needs to go on as if there had been no stop."""
+    if not writer:
+        return  # another of torchrun's processes writes
     writer.flush()
     save(run_dir / "checkpoint.pt", args, run, **parts)
     if stopping and run.iteration:

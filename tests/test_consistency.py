@@ -17,9 +17,9 @@ def blocks(script: str) -> dict[str, str]:
     lines = (ROOT / f"{script}.py").read_text().splitlines()
     pieces, start = {}, 0
     for node in ast.parse("\n".join(lines)).body:
-        if isinstance(node, ast.Expr):
+        if isinstance(node, ast.Expr) and not pieces:
             name = "docstring"
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, ast.Import | ast.ImportFrom | ast.Expr):
             name = "imports"
         else:
             name = getattr(node, "name", "__main__")

@@ -23,7 +23,7 @@ def make_batch(policy, size=64, seed=0):
         "weights": torch.rand(size, generator=generator) + 0.5,
     }
     with torch.no_grad():
-        batch["log_probs"] = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+        batch["log_probs"] = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
     return batch | {"ref_log_probs": batch["log_probs"].clone()}
 
 
@@ -47,7 +47,7 @@ def test_first_pass_has_ratio_one(policy):
 
 def test_first_gradient_is_the_policy_gradient(policy):
     batch = make_batch(policy)
-    log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+    log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
     expected = gradient(policy, -(batch["weights"] * batch["advantages"] * log_probs).mean())
     assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0]), expected, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_kl_pulls_towards_the_reference(policy):
     batch = make_batch(policy) | {"advantages": torch.zeros(64)}
     batch["ref_log_probs"] = batch["ref_log_probs"] + torch.linspace(-1, 1, 64)
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 1.0, 0.0)
-    log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+    log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
     slope = 1 - (batch["ref_log_probs"] - log_probs.detach()).exp()  # d KL / d log π_θ = 1 - π_ref / π_θ
     expected = gradient(policy, (batch["weights"] * slope * log_probs).mean())
     assert expected.abs().max() > 1e-3
@@ -87,7 +87,7 @@ def test_kl_estimates_the_exact_divergence(policy):
     reference = grpo_rtg.Policy(OBS, gym.spaces.Discrete(2), 8)
     torch.nn.init.normal_(reference.net[-1].weight)
     obs = torch.randn(5, 3).repeat_interleave(2, 0)
-    pi, ref = policy.distribution(obs), reference.distribution(obs)
+    pi, ref = (torch.distributions.Categorical(logits=network(obs)) for network in (policy, reference))
     actions = torch.arange(2).repeat(5)
     batch = {"obs": obs, "actions": actions, "log_probs": pi.log_prob(actions), "ref_log_probs": ref.log_prob(actions)}
     batch |= {"advantages": torch.zeros(10), "weights": 2 * pi.log_prob(actions).exp()}
@@ -99,7 +99,8 @@ def test_kl_estimates_the_exact_divergence(policy):
 def test_entropy_bonus_flattens_the_policy(policy):
     torch.nn.init.normal_(policy.net[-1].weight)
     batch = make_batch(policy) | {"advantages": torch.zeros(64)}
-    expected = gradient(policy, -(batch["weights"] * policy.distribution(batch["obs"]).entropy()).mean())
+    entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[1]
+    expected = gradient(policy, -(batch["weights"] * entropies).mean())
     assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, 0.2, 0.0, 1.0)[0]), expected, atol=1e-6)
 
 
@@ -128,18 +129,17 @@ def test_minibatches_average_to_the_whole(policy):
 def test_log_probs_and_entropy_are_those_of_the_outputs(space):
     torch.manual_seed(0)
     policy, obs = grpo_rtg.Policy(OBS, space, 8), torch.randn(6, 3)
-    outputs, distribution = policy(obs).double(), policy.distribution(obs)
     if isinstance(space, gym.spaces.Discrete):
-        actions, p = torch.tensor([0, 1, 2, 3, 0, 1]), outputs.exp() / outputs.exp().sum(1, keepdim=True)
-        log_probs, entropy = p[range(6), actions].log(), -(p * p.log()).sum(1)
+        actions, p = torch.tensor([0, 1, 2, 3, 0, 1]), policy(obs).double().exp()
+        p /= p.sum(1, keepdim=True)
+        expected = p[range(6), actions].log(), -(p * p.log()).sum(1)
     else:
         torch.nn.init.normal_(policy.log_std)
-        outputs, distribution = policy(obs).double(), policy.distribution(obs)
-        actions, (mean, log_std) = torch.randn(6, 2), outputs.chunk(2, -1)
+        actions, mean, log_std = torch.randn(6, 2), policy(obs).double(), policy.log_std.double()
         density = (-0.5 * ((actions - mean) / log_std.exp()) ** 2).exp() / (log_std.exp() * (2 * torch.pi) ** 0.5)
-        log_probs, entropy = density.log().sum(1), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(1)
-    assert torch.allclose(distribution.log_prob(actions).double(), log_probs, atol=1e-5)
-    assert torch.allclose(distribution.entropy().double(), entropy, atol=1e-5)
+        expected = density.log().sum(1), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(6)
+    for given, wanted in zip(policy.log_prob_and_entropy(obs, actions), expected):
+        assert given.shape == (6,) and torch.allclose(given.double(), wanted, atol=1e-5)
 
 
 class TestUpdate:

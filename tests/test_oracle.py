@@ -156,6 +156,12 @@ def test_step_weights(module, loss_agg, seed):
 
 
 # ---- losses: values in float32 as in training; gradients in float64, by finite differences of the loops --------------
+def rows(policy, obs):
+    """A row for each step: logits, or means and log standard deviations."""
+    log_std = [] if policy.discrete else policy.log_std.tolist()
+    return [row + log_std for row in policy(obs).tolist()]
+
+
 def log_prob_and_entropy(output, action):
     """output: the policy's row for one step, logits or [mean, log_std]; action: an int or a list of floats."""
     if isinstance(action, int):
@@ -169,7 +175,7 @@ def log_prob_and_entropy(output, action):
 def evaluate_steps(policy, batch):
     """The batch as one dict of plain Python numbers per step, with the per-step terms of Eq. 3."""
     steps = [dict(zip(batch, row)) for row in zip(*(column.tolist() for column in batch.values()))]
-    for step, output in zip(steps, policy(batch["obs"]).tolist()):
+    for step, output in zip(steps, rows(policy, batch["obs"])):
         log_prob, step["entropy"] = log_prob_and_entropy(output, step["actions"])
         step["ratio"] = ratio = math.exp(log_prob - step["log_probs"])
         step["surrogate"] = min(ratio * step["advantages"], min(max(ratio, 1 - CLIP), 1 + CLIP) * step["advantages"])
@@ -201,7 +207,7 @@ def policy_and_batch(policy_class, action_space, dtype, seed, B=24):
     vector_to_parameters(0.5 * torch.randn_like(theta), policy.parameters())
     obs = torch.randn(B, 3, dtype=dtype)
     actions = torch.randint(3, (B,)) if isinstance(action_space, Discrete) else torch.randn(B, 2, dtype=dtype)
-    log_probs = [log_prob_and_entropy(o, a)[0] for o, a in zip(policy(obs).tolist(), actions.tolist())]
+    log_probs = [log_prob_and_entropy(o, a)[0] for o, a in zip(rows(policy, obs), actions.tolist())]
     noise = 0.5 * torch.randn(2, B, dtype=dtype)
     log_probs, ref_log_probs = torch.tensor(log_probs, dtype=dtype) + noise
     batch = {"obs": obs, "actions": actions, "log_probs": log_probs, "ref_log_probs": ref_log_probs}
@@ -258,16 +264,21 @@ def test_kl_gradient_with_respect_to_the_policy_output(module, action_space):
     outputs = policy(batch["obs"]).detach().requires_grad_()
     policy.register_forward_hook(lambda *_: outputs)  # the output itself becomes the variable
     loss, _ = module.grpo_loss(policy, batch, CLIP, 1.0, 0.0)
-    (gradient,) = torch.autograd.grad(loss, outputs)
+    log_std = [] if policy.discrete else [policy.log_std]
+    gradient, *log_std_gradient = torch.autograd.grad(loss, [outputs, *log_std])
     columns = (batch[name].tolist() for name in ("actions", "ref_log_probs", "weights"))
-    for row, output, action, ref_log_prob, weight in zip(gradient.tolist(), outputs.tolist(), *columns):
+    through_log_std = [0.0, 0.0]  # a parameter of all steps: their sum
+    for row, output, action, ref_log_prob, weight in zip(gradient.tolist(), rows(policy, batch["obs"]), *columns):
+        slope = 1 - math.exp(ref_log_prob - log_prob_and_entropy(output, action)[0])  # d KL / d log pi_theta
         if isinstance(action, int):  # d log pi(a) / d logit_j = 1[j = a] - pi(j)
             score = [(j == action) - math.exp(log_prob_and_entropy(output, j)[0]) for j in range(3)]
         else:  # d log pi(a) / d mean = z / std, / d log_std = z^2 - 1, with z = (a - mean) / std
             z = [(a - m) / math.exp(s) for a, m, s in zip(action, output[:2], output[2:])]
-            score = [zi / math.exp(s) for zi, s in zip(z, output[2:])] + [zi * zi - 1 for zi in z]
-        slope = 1 - math.exp(ref_log_prob - log_prob_and_entropy(output, action)[0])  # d KL / d log pi_theta
+            score = [zi / math.exp(s) for zi, s in zip(z, output[2:])]
+            through_log_std = [sum_ + weight * slope * (zi * zi - 1) for sum_, zi in zip(through_log_std, z)]
         assert row == pytest.approx([weight * slope * s / len(gradient) for s in score], rel=1e-9, abs=1e-12)
+    for given in log_std_gradient:
+        assert given.tolist() == pytest.approx([x / len(gradient) for x in through_log_std], rel=1e-9, abs=1e-12)
 
 
 # ---- GAE -------------------------------------------------------------------------------------------------------------

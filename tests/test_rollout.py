@@ -89,9 +89,9 @@ def test_log_probs_of_the_batch_are_those_that_sampled():
     torch.nn.init.normal_(policy.net[-1].weight, std=0.5)
     obs = np.tile(np.float32([0.3, -0.2, 0.9]), (20_000, 1))
     with torch.no_grad():
-        actions = torch.from_numpy(policy.act(obs, np.random.default_rng(0))[0])
-        p = policy.distribution(torch.from_numpy(obs[:1])).log_prob(torch.arange(4)).exp()
-        greedy = policy.act(obs[:1], None)[0]
+        actions = torch.from_numpy(policy.sampler(np.random.default_rng(0))(obs)[0])
+        p = policy.log_prob_and_entropy(torch.from_numpy(obs[:4]), torch.arange(4))[0].exp()
+        greedy = policy.sampler(None)(obs[:1])[0]
     error = (actions.bincount(minlength=4) / 20_000 - p).abs()
     assert (error < 5 * (p * (1 - p) / 20_000).sqrt()).all() and p.min() > 0.01
     assert greedy[0] == p.argmax()
@@ -109,7 +109,7 @@ def test_box_actions_are_clipped_at_the_door_only():
     policy = make_policy(env)
     policy.log_std.data.fill_(2.0)
     obs = np.zeros((200, env.observation_space.shape[0]), np.float32)
-    actions, env_actions = policy.act(obs, np.random.default_rng(0))
+    actions, env_actions = policy.sampler(np.random.default_rng(0))(obs)
     assert actions.shape == (200, 2) and env_actions[0].shape == (2, 1) and env_actions[0].dtype == np.float32
     assert actions.min() < -1 and actions.max() > 3
     assert np.array_equal(np.stack(env_actions)[..., 0], actions.clip(-1, 3))
@@ -219,7 +219,7 @@ def test_the_gpu_samples_and_updates_as_the_cpu():
         batch["advantages"] = advantages.flatten(0, 1)[episodes.index].float()
         batch = {name: x.to(device) for name, x in batch.items()}
         with torch.no_grad():
-            log_probs = policy.distribution(batch["obs"]).log_prob(batch["actions"])
+            log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
         loss, _ = grpo.grpo_loss(policy, batch | {"log_probs": log_probs, "ref_log_probs": log_probs}, 0.2, 0.0, 0.0)
         loss.backward()
         results.append((advantages, torch.cat([x.grad.flatten() for x in policy.parameters()]).cpu()))

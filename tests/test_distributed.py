@@ -1,0 +1,144 @@
+"""torchrun: two processes do what one would that held all the groups, and a lost one ends the run."""
+
+import importlib
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+from tests import child
+
+SMALL = ["--total-timesteps", "900", "--max-episode-steps", "30", "--eval-episodes", "2", "--update-epochs", "1"]
+SMALL += ["--num-minibatches", "1", "--max-grad-norm", "1e6", "--norm-obs"]
+SPLIT = {script: ["--num-groups", "4", "--group-size", "3"] for script in child.SCRIPTS} | {"ppo": ["--num-envs", "4"]}
+
+
+def _train(script: str, argv: list[str], rank: int, port: int, folder: str) -> None:
+    """One of two processes; what its first update got and gave, and where it ended, goes to rank.pt."""
+    os.chdir(folder)
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    module, seen = importlib.import_module(script), {}
+    update, sizes = module.update, []
+
+    def watched(policy, optimizer, loss_fn, batch, *rest):
+        start = {name: x.clone() for name, x in policy.state_dict().items()}
+        metrics = update(policy, optimizer, loss_fn, batch, *rest)
+        if "batch" not in seen:
+            seen.update(start=start, batch=batch, gradient=[x.grad.clone() for x in policy.parameters()])
+        seen.update(end=policy.state_dict(), metrics=metrics)
+        sizes.append(len(batch["obs"]))
+        return metrics
+
+    module.update = watched
+    if script != "ppo":
+        weights = module.step_weights
+        module.step_weights = lambda mask, agg: weights(seen.setdefault("mask", mask) if not sizes else mask, agg)
+    summary = module.train(tyro.cli(module.Args, args=argv))
+    torch.save(seen | {"steps": summary.get("steps"), "sizes": sizes, "dirs": os.listdir("runs")}, f"{rank}.pt")
+
+
+def train_with_two(script: str, *argv: str) -> list[dict]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.child", *child.SCRIPTS, "torch._dynamo"])
+    arguments = [*SMALL, *SPLIT[script], *argv]
+    processes = [context.Process(target=_train, args=(script, arguments, rank, port, os.getcwd())) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    return [torch.load(f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("loss_agg", ["trajectory", "step"])
+def test_the_gradient_is_that_of_one_process_with_all_groups(loss_agg):
+    import grpo_rtg as grpo
+
+    both = train_with_two("grpo_rtg", "--loss-agg", loss_agg, "--kl-coef", "0.1", "--ent-coef", "0.1")
+    length = max(seen["mask"].shape[-1] for seen in both)
+    masks = [torch.nn.functional.pad(seen["mask"], (0, length - seen["mask"].shape[-1])) for seen in both]
+    assert masks[0].shape == (2, 3, length) and masks[0].sum() != masks[1].sum()  # or nothing tells sums from means
+    weights = grpo.step_weights(torch.cat(masks), loss_agg).split(2)
+    batch = {name: torch.cat([seen["batch"][name] for seen in both]) for name in both[0]["batch"]}
+    steps = []  # the whole objective's weight of every step, in the order of the processes' flat batches
+    for mask, weight in zip(masks, weights):
+        t, member = mask.flatten(0, 1).T.nonzero(as_tuple=True)  # ordered by time
+        steps.append(weight.flatten(0, 1)[member, t])
+    batch["weights"] = torch.cat(steps).float()
+    policy = grpo.Policy(grpo.make_env("CartPole-v1").observation_space, grpo.gym.spaces.Discrete(2), norm_obs=True)
+    policy.load_state_dict(both[0]["start"])
+    grpo.grpo_loss(policy, batch, 0.2, 0.1, 0.1)[0].backward()
+    for parameter, given, other in zip(policy.parameters(), both[0]["gradient"], both[1]["gradient"]):
+        assert torch.equal(given, other)
+        torch.testing.assert_close(given, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_processes_stay_equal_and_count_their_steps_once(script):
+    one, other = train_with_two(script, "--target-kl", "1e-3", "--num-minibatches", "2", "--update-epochs", "3")
+    assert all(torch.equal(one["end"][name], other["end"][name]) for name in one["end"])
+    assert one["end"]["obs_count"] > sum(one["sizes"])  # the statistics are of everyone's observations
+    assert one["metrics"] == other["metrics"]
+    assert one["steps"] == sum(one["sizes"]) + sum(other["sizes"]) <= 900 and len(one["sizes"]) > 1
+    assert not torch.equal(one["batch"]["obs"], other["batch"]["obs"])  # each plays episodes of its own
+    assert other["steps"] is None and len(one["dirs"]) == 1
+
+
+def test_ppo_normalizes_advantages_over_all_processes():
+    both = train_with_two("ppo")
+    advantages = torch.cat([seen["batch"]["advantages"] for seen in both])
+    assert advantages.mean().abs() < 1e-5 and advantages.std() == pytest.approx(1, abs=1e-5)
+    assert all(seen["batch"]["advantages"].mean().abs() > 1e-5 for seen in both)
+
+
+def torchrun(*argv) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, argv)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+
+def test_torchrun_prints_once_and_resumes():
+    script = Path(child.ROOT, "grpo_rtg.py")
+    process = torchrun(script, *SMALL, *SPLIT["grpo_rtg"])
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.count("Trained") == out.count("Device:") == out.count("Greedy evaluation") == 1
+    [run_dir] = Path("runs").iterdir()
+    process = torchrun(script, "--resume", run_dir / "checkpoint.pt", "--total-timesteps", 1800)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    steps = [int(x.replace(",", "")) for x in re.findall(r"Trained ([\d,]+) steps", out)]
+    assert len(steps) == 1 and 900 < steps[0] <= 1800
+
+
+def test_a_killed_process_ends_the_run():
+    process = torchrun(Path(child.ROOT, "grpo_rtg.py"), *SMALL[2:], *SPLIT["grpo_rtg"], "--total-timesteps", 10**9)
+    deadline = time.monotonic() + 60
+    while not list(Path.cwd().glob("runs/*/checkpoint.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1)
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert list(Path.cwd().glob("runs/*/checkpoint.pt"))
+
+
+def test_groups_that_cannot_be_split_are_refused(cli, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for script, option in (("grpo_rtg", "--num-groups"), ("ppo", "--num-envs")):
+        status, _, err = cli(script, option, 3)
+        assert status == 2 and f"{option} 3 cannot be split over 2 processes" in err
