@@ -1,0 +1,284 @@
+"""How fast the scripts are: beside Stable-Baselines3's PPO and CleanRL's, and as groups and networks grow.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/benchmark/speed.py compare --seeds 1-5
+    python docs/benchmark/speed.py compare --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
+    python docs/benchmark/speed.py grow
+    python docs/benchmark/speed.py environments
+    python docs/benchmark/speed.py processes
+
+Every run is a process of its own with one thread. Runs take turns, one seed of each after the other, and the
+environment's own rate (gym.make, random actions, one core) is measured before and after each: a run's share is of the
+mean of those two, so that a machine that slows down slows both. Figures are medians over seeds, in brackets the range.
+
+compare: CartPole-v1. Steps and seconds to 475 are those after which the mean return of the last 20 training episodes is
+475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. CleanRL's
+interpreter must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
+SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+GOAL, WINDOW = 475, 20
+ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20}  # and see run_sb3
+
+
+class Meter:
+    """What a run tells as it goes: the steps and episodes so far, and the time spent in rollouts and in updates."""
+
+    def __init__(self, spawned: float):
+        self.spawned, self.first, self.start_up = spawned, None, None
+        self.steps, self.recent, self.reached = 0, deque(maxlen=WINDOW), (None, None)
+        self.seconds = {"rollout": 0.0, "update": 0.0}
+
+    def start(self) -> None:
+        """Call it before every step or rollout: the first call ends the start-up."""
+        if self.first is None:
+            self.start_up, self.first = time.time() - self.spawned, time.perf_counter()
+
+    def add(self, returns: list[float], steps: int) -> None:
+        """Episodes that ended, and all environment steps so far."""
+        self.steps = steps
+        for value in returns:
+            self.recent.append(value)
+            if self.reached[0] is None and len(self.recent) == WINDOW and sum(self.recent) >= GOAL * WINDOW:
+                self.reached = steps, time.perf_counter() - self.first
+
+    def result(self) -> dict:
+        seconds = time.perf_counter() - self.first
+        shares = {phase: spent / seconds for phase, spent in self.seconds.items()}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        reached = {"goal_steps": self.reached[0], "goal_seconds": self.reached[1]}
+        return {"rate": self.steps / seconds, "start_up": self.start_up, "peak": peak, **shares, **reached}
+
+
+def run_script(name: str, flags: list[str], spawned: float) -> dict:
+    """One of this project's scripts; its rollouts and updates are timed from outside, once an iteration."""
+    module, meter = importlib.import_module(name), Meter(spawned)
+    rollout = "collect_steps" if name == "ppo" else "collect_groups"
+    play, update, finish, result = getattr(module, rollout), module.update, module.finish_run, {}
+
+    def timed(phase, function, *args):
+        start = time.perf_counter()
+        value = function(*args)
+        meter.seconds[phase] += time.perf_counter() - start
+        return value
+
+    def watched_rollout(*args):
+        meter.start()
+        value = timed("rollout", play, *args)
+        if name == "ppo":
+            meter.add([episode[0] for episode in value[0].episodes], meter.steps + value[0].rewards.numel())
+        elif value is not None:
+            meter.add(value.rewards.sum(1).tolist(), meter.steps + len(value.obs))
+        return value
+
+    def watched_finish(*args):
+        result.update(meter.result())
+        return finish(*args)
+
+    setattr(module, rollout, watched_rollout)
+    module.update, module.finish_run = lambda *args: timed("update", update, *args), watched_finish
+    import tyro
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        module.train(tyro.cli(module.Args, args=[*flags, "--no-save-model", "--eval-episodes", "1"]))
+    return result
+
+
+def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
+    """Stable-Baselines3's PPO, with its defaults or RL-Zoo's settings for CartPole-v1, for 100,000 steps."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    meter, seed = Meter(spawned), int(flags[flags.index("--seed") + 1])
+
+    class Watch(BaseCallback):
+        def _on_rollout_start(self):
+            meter.start()
+            now = time.perf_counter()
+            if meter.steps:
+                meter.seconds["update"] += now - self.last
+            self.last = now
+
+        def _on_rollout_end(self):
+            meter.seconds["rollout"] += time.perf_counter() - self.last
+            self.last = time.perf_counter()
+
+        def _on_step(self):
+            meter.add([info["episode"]["r"] for info in self.locals["infos"] if "episode" in info], self.num_timesteps)
+            return True
+
+    options = {}
+    if settings == "zoo":
+        options = ZOO | {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
+    env = make_vec_env("CartPole-v1", n_envs=8 if settings == "zoo" else 1, seed=seed)
+    PPO("MlpPolicy", env, seed=seed, device="cpu", **options).learn(100_000, callback=Watch())
+    return meter.result()
+
+
+def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) -> dict:
+    """CleanRL's ppo.py with its default flags (500,000 steps), from what it prints; phases cannot be told apart."""
+    command = [python, str(Path(checkout, "cleanrl", "ppo.py").resolve()), *flags, "--no-cuda"]
+    meter = Meter(spawned)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options) as process:
+        for line in process.stdout:
+            meter.start()  # late by one episode
+            if found := re.search(r"global_step=(\d+), episodic_return=\[?([\d.]+)", line):
+                meter.add([float(found[2])], int(found[1]))
+    if process.returncode or not meter.steps:
+        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}, or printed no return.")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return meter.result() | {"peak": peak, "rollout": None, "update": None}
+
+
+def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
+    """One run in a process of its own, in a folder of its own, between two measurements of the environment alone."""
+    from learning import own_rate
+
+    before = own_rate(env_id, 1.0)
+    job = json.dumps({"what": what, "flags": flags, "spawned": time.time()})
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(HERE), "one", job]
+        done = subprocess.run(command, cwd=folder, env=os.environ | ONE_THREAD, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    own = (before + own_rate(env_id, 1.0)) / 2
+    return result | {"own": own, "share": 100 * result["rate"] / own}
+
+
+def one(job: dict) -> None:
+    """What a process started by run does: a job, whose result it prints."""
+    kind, *rest = job["what"]
+    runner = {"script": run_script, "sb3": run_sb3, "cleanrl": run_cleanrl}[kind]
+    print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
+
+
+def cell(results: list[dict], name: str, digits: int = 0) -> str:
+    """Median and range; a dash where a run has no such figure."""
+    values = [result[name] for result in results if result[name] is not None]
+    if not values:
+        return "–"
+    spread = "" if len(values) == 1 else f" [{min(values):,.{digits}f}, {max(values):,.{digits}f}]"
+    return f"{median(values):,.{digits}f}{spread}"
+
+
+def split(results: list[dict]) -> str:
+    """Shares of rollout, update and the rest in the time of a run."""
+    if results[0]["rollout"] is None:
+        return "–"
+    rollout, update = (100 * median(result[phase] for result in results) for phase in ("rollout", "update"))
+    return f"{rollout:.0f} / {update:.0f} / {100 - rollout - update:.0f}%"
+
+
+def compare(args) -> None:
+    runs = {f"`{name}.py`": ["script", name] for name in SCRIPTS}
+    runs |= {"SB3 PPO, RL-Zoo's settings": ["sb3", "zoo"], "SB3 PPO, defaults": ["sb3", "defaults"]}
+    if args.cleanrl:
+        runs["CleanRL `ppo.py`"] = ["cleanrl", args.cleanrl, args.cleanrl_python]
+    first, last = map(int, args.seeds.split("-"))
+    results = {name: [] for name in runs}
+    for seed in range(first, last + 1):
+        for name, what in runs.items():
+            results[name].append(run(what, ["--seed", str(seed)]))
+            print(f"seed {seed}: {name} {results[name][-1]}", file=sys.stderr)
+    own = [result for rows in results.values() for result in rows]
+    print(f"CartPole-v1 alone: {cell(own, 'own')} steps/s\n")
+    print("| | steps/s, whole run | % of the environment's own | rollout / update / rest | start-up, s | peak MiB "
+          "| steps to 475 | seconds to 475 | seeds that reach it |\n|-|-|-|-|-|-|-|-|-|")  # fmt: skip
+    for name, rows in results.items():
+        reached = sum(row["goal_steps"] is not None for row in rows)
+        cells = [cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "start_up", 1), cell(rows, "peak")]
+        cells += [cell(rows, "goal_steps"), cell(rows, "goal_seconds", 2), f"{reached} of {len(rows)}"]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def rows_of(settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats: int = 3) -> dict[str, list[dict]]:
+    """Runs of grpo_rtg.py with each of these flags, taking turns."""
+    results = {name: [] for name in settings}
+    for seed in range(1, repeats + 1):
+        for name, flags in settings.items():
+            results[name].append(run(["script", "grpo_rtg"], [*flags, "--seed", str(seed)], env_id))
+    return results
+
+
+def grow(args) -> None:
+    """With a learning rate of next to nothing, so that all runs have the same short episodes (about 22 steps)."""
+    still = ["--learning-rate", "1e-9", "--no-anneal-lr"]
+    settings = {}
+    for width in (64, 1024):
+        for groups, size in [(1, 2), (1, 8), (1, 32), (1, 128), (1, 512), (4, 16), (16, 16), (64, 16)]:
+            if width == 64 or groups == 1:
+                steps = str(max(20_000 if width == 64 else 4_000, groups * size * 120))
+                flags = ["--num-groups", str(groups), "--group-size", str(size), "--hidden-size", str(width)]
+                settings[f"{width} | {groups} | {size}"] = [*flags, "--total-timesteps", steps, *still]
+    print("| width | groups | group size | steps/s | % of the environment's own | rollout / update / rest | peak MiB |")
+    print("|-|-|-|-|-|-|-|")
+    for name, rows in rows_of(settings).items():
+        print(f"| {name} | {cell(rows, 'rate')} | {cell(rows, 'share')} | {split(rows)} | {cell(rows, 'peak')} |")
+
+
+def environments(args) -> None:
+    print("| environment | its own steps/s | steps/s | % | rollout / update / rest | peak MiB |\n|-|-|-|-|-|-|")
+    for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"):
+        [rows] = rows_of({"": ["--env-id", env_id]}, env_id).values()
+        cells = [cell(rows, "own"), cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "peak")]
+        print(f"| {env_id} | {' | '.join(cells)} |")
+
+
+def processes(args) -> None:
+    """Whole runs as a user starts them, alternating; the rate is the one that the script prints."""
+    print("| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio |\n|-|-|-|-|")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
+    for env_id in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3", "HalfCheetah-v5"):
+        flags = ["--env-id", env_id, "--num-groups", "2", "--total-timesteps", "200000"]
+        rates = {1: [], 2: []}
+        for seed in ("1", "2", "3"):
+            for count, rows in rates.items():
+                script = [str(ROOT / "grpo_rtg.py"), *flags, "--no-save-model", "--eval-episodes", "1", "--seed", seed]
+                with tempfile.TemporaryDirectory() as folder:
+                    command = [sys.executable, *(launch if count == 2 else []), *script]
+                    done = subprocess.run(command, cwd=folder, **options)
+                rows.append({"rate": float(re.search(r"\(([\d,]+) steps/s\)", done.stdout)[1].replace(",", ""))})
+        ratio = median(row["rate"] for row in rates[2]) / median(row["rate"] for row in rates[1])
+        print(f"| `{' '.join(flags)}` | {cell(rates[1], 'rate')} | {cell(rates[2], 'rate')} | {ratio:.2f} |")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["one"]:
+        return one(json.loads(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("compare", "grow", "environments", "processes"))
+    parser.add_argument("--seeds", default="1-5", help="compare: first-last")
+    parser.add_argument("--cleanrl", help="compare: a checkout of CleanRL")
+    parser.add_argument("--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it")
+    args = parser.parse_args()
+    {"compare": compare, "grow": grow, "environments": environments, "processes": processes}[args.table](args)
+
+
+if __name__ == "__main__":
+    main()
