@@ -192,6 +192,12 @@ class Policy(nn.Module):
         normal = Normal(self(obs), self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
+    @torch.no_grad()
+    def log_probs(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """log π_θ(a|s) [S] for a rollout's steps, in slices, to bound the memory that wide networks take."""
+        slices = zip(obs.split(4096), actions.split(4096))
+        return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
+
     def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
         """π_old: the policy as it is now, as a function that samples actions, or without rng takes the greedy ones.
 
@@ -610,10 +616,9 @@ def train(args: Args, signals=()) -> dict:
             batch[name] = block.flatten(0, 1)[episodes.index].float().to(device)
         if args.loss_agg == "step":
             batch["weights"] *= sizes[rank] * world / sum(sizes)  # each step counts alike, whichever process took it
-        with torch.no_grad():
-            taken = batch["obs"], batch["actions"]
-            batch["log_probs"] = policy.log_prob_and_entropy(*taken)[0]
-            batch["ref_log_probs"] = batch["log_probs"] if refreshed else reference.log_prob_and_entropy(*taken)[0]
+        batch["log_probs"] = batch["ref_log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
+        if not refreshed:
+            batch["ref_log_probs"] = reference.log_probs(batch["obs"], batch["actions"])
         metrics = update(policy, optimizer, loss_fn, batch, args, rng)
         if args.norm_obs:
             policy.update_obs_stats(torch.cat(share(episodes.obs)).to(device))

@@ -187,6 +187,12 @@ class Policy(nn.Module):
         normal = Normal(self(obs), self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
+    @torch.no_grad()
+    def log_probs(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """log π_θ(a|s) [S] for a rollout's steps, in slices, to bound the memory that wide networks take."""
+        slices = zip(obs.split(4096), actions.split(4096))
+        return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
+
     def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
         """π_old: the policy as it is now, as a function that samples actions, or without rng takes the greedy ones.
 
@@ -643,8 +649,7 @@ def train(args: Args, signals=()) -> dict:
             advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)
         batch = {"obs": steps.obs, "actions": steps.actions, "advantages": advantages, "returns": returns}
         batch = {name: x.flatten(0, 1).to(device) for name, x in batch.items()}
-        with torch.no_grad():
-            batch["log_probs"] = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
+        batch["log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
         metrics = update(policy, optimizer, loss_fn, batch, args, rng)
         if args.norm_obs:
             policy.update_obs_stats(torch.cat(share(steps.obs.flatten(0, 1))).to(device))

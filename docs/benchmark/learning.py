@@ -4,8 +4,7 @@
 
 Each seed is a process of its own with one thread; what is read is what the script prints. The row gives the median and
 the range over seeds of: mean return of the last 100 training episodes, mean return of the greedy evaluation, steps
-taken, seconds of training, steps per second and their share of the environment's own speed (stepped at random on one
-core, measured just before). --by train counts the seeds by training return instead of greedy evaluation.
+taken. --by train counts the seeds by training return instead of greedy evaluation. speed.py is about speed.
 """
 
 import argparse
@@ -13,20 +12,15 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-
-import gymnasium as gym
 
 ROOT = Path(__file__).parents[2]
 PRINTED = {
     "train": r"Training return, last 100 episodes: (\S+)",
     "greedy": r"Greedy evaluation, \d+ episodes: return (\S+)",
     "steps": r"Trained ([\d,]+) steps",
-    "seconds": r"steps in ([\d.]+) s",
-    "rate": r"\(([\d,]+) steps/s\)",
 }
 
 
@@ -39,21 +33,6 @@ def run(command: list[str], seed: int, folder: str) -> dict[str, float]:
     return {name: float(re.search(text, done.stdout)[1].replace(",", "")) for name, text in PRINTED.items()}
 
 
-def own_rate(env_id: str, seconds: float = 3.0) -> float:
-    """Steps per second of the environment alone, with random actions drawn beforehand, resets included."""
-    env = gym.make(env_id)
-    actions = [env.action_space.sample() for _ in range(1000)]
-    env.reset(seed=0)
-    steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-        steps += len(actions)
-    return steps / (time.perf_counter() - start)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1-10", help="first-last")
@@ -63,8 +42,6 @@ def main() -> None:
     parser.add_argument("command", nargs="+", help="-- script.py and its options")
     args = parser.parse_args()
     first, last = map(int, args.seeds.split("-"))
-    env_id = args.command[args.command.index("--env-id") + 1] if "--env-id" in args.command else "CartPole-v1"
-    own = own_rate(env_id)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         results = list(pool.map(lambda seed: run(args.command, seed, folder), range(first, last + 1)))
 
@@ -72,14 +49,7 @@ def main() -> None:
         values = [result[name] for result in results]
         return f"{median(values):,.{digits}f} [{min(values):,.{digits}f}, {max(values):,.{digits}f}]"
 
-    share = median(result["rate"] for result in results) / own
-    cells = [
-        cell("train", 1),
-        cell("greedy", 1),
-        cell("steps", 0),
-        cell("seconds", 1),
-        f"{cell('rate', 0)}, {share:.0%}",
-    ]
+    cells = [cell("train", 1), cell("greedy", 1), cell("steps", 0)]
     if args.reach is not None:
         reached = sum(result[args.by] >= args.reach for result in results)
         cells.append(f"{reached} of {len(results)} at {args.reach:g} ({args.by})")

@@ -12,8 +12,9 @@ environment's own rate (gym.make, random actions, one core) is measured before a
 mean of those two, so that a machine that slows down slows both. Figures are medians over seeds, in brackets the range.
 
 compare: CartPole-v1. Steps and seconds to 475 are those after which the mean return of the last 20 training episodes is
-475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. CleanRL's
-interpreter must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. This project's
+runs go to the end of their budget, the others only until they reach 475, for some take minutes. CleanRL's interpreter
+must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from statistics import median
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(HERE.parent)]
+sys.path.insert(0, str(ROOT))
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 GOAL, WINDOW = 475, 20
@@ -128,7 +129,7 @@ def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
 
         def _on_step(self):
             meter.add([info["episode"]["r"] for info in self.locals["infos"] if "episode" in info], self.num_timesteps)
-            return True
+            return meter.reached[0] is None  # else it ends
 
     options = {}
     if settings == "zoo":
@@ -148,17 +149,35 @@ def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) ->
             meter.start()  # late by one episode
             if found := re.search(r"global_step=(\d+), episodic_return=\[?([\d.]+)", line):
                 meter.add([float(found[2])], int(found[1]))
-    if process.returncode or not meter.steps:
+                if meter.reached[0]:
+                    process.terminate()
+                    break
+    if not meter.steps or (process.returncode and not meter.reached[0]):
         raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}, or printed no return.")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return meter.result() | {"peak": peak, "rollout": None, "update": None}
 
 
+def own_rate(env_id: str, seconds: float = 1.0) -> float:
+    """Steps per second of the environment alone, with random actions drawn beforehand, resets included."""
+    import gymnasium as gym
+
+    env = gym.make(env_id)
+    actions = [env.action_space.sample() for _ in range(1000)]
+    env.reset(seed=0)
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for action in actions:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        steps += len(actions)
+    return steps / (time.perf_counter() - start)
+
+
 def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
     """One run in a process of its own, in a folder of its own, between two measurements of the environment alone."""
-    from learning import own_rate
-
-    before = own_rate(env_id, 1.0)
+    before = own_rate(env_id)
     job = json.dumps({"what": what, "flags": flags, "spawned": time.time()})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE), "one", job]
@@ -166,7 +185,7 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
     if done.returncode:
         raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
     result = json.loads(done.stdout.splitlines()[-1])
-    own = (before + own_rate(env_id, 1.0)) / 2
+    own = (before + own_rate(env_id)) / 2
     return result | {"own": own, "share": 100 * result["rate"] / own}
 
 
