@@ -97,6 +97,33 @@ def test_log_probs_of_the_batch_are_those_that_sampled():
     assert greedy[0] == p.argmax()
 
 
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-9, 9, (3,))], ids=["Discrete", "Box"])
+def test_the_sampler_has_the_policys_network(space, norm_obs):
+    """Greedy actions against forward(); a change of the weights reaches the next sampler, and not this one (π_old)."""
+    policy, obs = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), space, 8, norm_obs), torch.randn(50, 4)
+    torch.nn.init.normal_(policy.net[-1].weight)
+    torch.nn.init.normal_(policy.net[0].bias)
+    policy.update_obs_stats(3 * obs + 1)
+    old = policy.sampler(None)
+    for _ in range(2):
+        outputs = policy(obs).detach().numpy()
+        expected = outputs.argmax(1) if policy.discrete else outputs
+        given = policy.sampler(None)(obs.numpy())[0]
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            policy.net[0].weight.neg_()
+    assert not np.allclose(old(obs.numpy())[0], expected)
+
+
+def test_log_probs_of_a_long_rollout_are_those_of_its_steps():
+    policy, obs = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(3), 8), torch.randn(9000, 4)
+    actions, whole = torch.arange(9000) % 3, policy(obs).log_softmax(-1)
+    log_probs = policy.log_probs(obs, actions)
+    assert not log_probs.requires_grad
+    torch.testing.assert_close(log_probs, whole[torch.arange(9000), actions].detach())
+
+
 def test_discrete_actions_count_from_the_spaces_start():
     envs, episodes = collect(lambda: gym.wrappers.FlattenObservation(FromFive()))
     assert set(episodes.actions.tolist()) == {0, 1, 2}
