@@ -18,8 +18,8 @@ SCRIPTS = [*GRPO, "ppo"]
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 GROUP_OPTIONS = ["--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
 SHORT = {script: ["--total-timesteps", "600", "--eval-episodes", "3"] for script in SCRIPTS}
-for script in GRPO:
-    SHORT[script] += GROUP_OPTIONS
+for script in SCRIPTS:
+    SHORT[script] += GROUP_OPTIONS if script != "ppo" else ["--num-steps", "16"]
 TAGS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS", "learning_rate")} | {
     f"losses/{name}" for name in ("policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
 }
@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_weights(script):
     module = importlib.import_module(script)
     weights = []
     for seed in (1, 1, 2):
-        options = {} if script == "ppo" else {"group_size": 4, "num_minibatches": 2}
+        options = {"num_steps": 16} if script == "ppo" else {"group_size": 4, "num_minibatches": 2}
         run_dir = module.train(module.Args(seed=seed, total_timesteps=600, eval_episodes=1, **options))["run_dir"]
         weights.append(torch.load(run_dir / "model.pt", weights_only=True)["policy"])
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -140,8 +140,8 @@ BAD_GRPO_INPUT = {
     "unseeded": (["--env-id", "tests.envs:IgnoresSeed-v0"], r"ignores reset\(seed=\d+\).*--no-seed-groups"),
 }
 BAD_PPO_INPUT = {
-    "budget": (["--total-timesteps", "255"], r"--total-timesteps must be from 256"),
-    "minibatches": (["--num-minibatches", "257"], r"--num-minibatches must be from 1 to 256"),
+    "budget": (["--total-timesteps", "1023"], r"--total-timesteps must be from 1,024"),
+    "minibatches": (["--num-minibatches", "1025"], r"--num-minibatches must be from 1 to 1,024"),
     "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
 }
 CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]

@@ -14,6 +14,7 @@ from tests.test_reliability import equal
 
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 SHORT = ["--total-timesteps", 600, "--eval-episodes", 3, "--update-epochs", 1, "--num-minibatches", 1]
+SHORT = {script: [*SHORT, *(["--num-envs", 8, "--num-steps", 32] if script == "ppo" else [])] for script in SCRIPTS}
 HARMLESS = [what for what in Hostile.step_does if what.startswith("harmless")]
 NAN = [
     "observation nan",
@@ -34,7 +35,7 @@ def env_id(what: str) -> str:
 @each_script
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_is_one_sentence_with_environment_seed_and_step(cli, script, what):
-    status, _, err = cli(script, "--env-id", env_id(what), *SHORT)
+    status, _, err = cli(script, "--env-id", env_id(what), *SHORT[script])
     assert status == 2 and err.count("\n") == 1, err
     name = env_id(what).partition(":")[2]
     assert re.match(rf"{script}.py: <Hostile<{name}>>.* reset\(seed=\d+\)", err), err
@@ -49,14 +50,14 @@ def test_a_fault_is_one_sentence_with_environment_seed_and_step(cli, script, wha
 @each_script
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_can_be_used_is_used(cli, script, what):
-    status, out, err = cli(script, "--env-id", env_id(what), *SHORT)
+    status, out, err = cli(script, "--env-id", env_id(what), *SHORT[script])
     assert status == 0 and "return 15.00 ± 0.00" in out, err
 
 
 @each_script
 def test_a_late_fault_costs_nothing(cli, script, monkeypatch):
     """Each instance's 30th episode fails. What was learned before is there, and goes on once that is mended."""
-    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT, "--total-timesteps", 10_000)
+    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT[script], "--total-timesteps", 10_000)
     assert status == 2 and err.count("\n") == 2 and "failed at step 2" in err
     [checkpoint] = Path("runs").glob("*/checkpoint.pt")
     run = torch.load(checkpoint, weights_only=True)["run"]
@@ -78,7 +79,7 @@ def test_an_environment_that_fails_only_when_evaluated_costs_no_model(cli, scrip
 
     monkeypatch.setattr(Hostile, "reset", reset)
     monkeypatch.setattr(Hostile, "bad", False)
-    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT)
+    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT[script])
     assert status == 2 and re.search(r"failed in reset\(seed=1000000000\): RuntimeError: not this seed", err)
     [model] = Path("runs").glob("*/model.pt")
     assert f"Model: {model}" in out
@@ -94,10 +95,10 @@ def test_episodes_of_one_step_are_learned(cli, script):
 
 @each_script
 def test_an_environment_that_never_ends_is_cut(cli, script):
-    status, out, err = cli(script, "--env-id", "tests.envs:Endless-v0", *SHORT, "--total-timesteps", 40_000)
+    status, out, err = cli(script, "--env-id", "tests.envs:Endless-v0", *SHORT[script], "--total-timesteps", 40_000)
     assert status == 0 and "no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)" in out
     cut = ["--max-episode-steps", 20, "--env-id", "tests.envs:Endless-v0"]
-    assert cli(script, *cut, *SHORT, "--total-timesteps", 1500)[0] == 0
+    assert cli(script, *cut, *SHORT[script], "--total-timesteps", 1500)[0] == 0
 
 
 @pytest.mark.parametrize("scale", ["Huge", "Tiny"])
@@ -106,7 +107,7 @@ def test_the_unit_of_the_rewards_changes_nothing(cli, script, scale):
     """Rewards of 10^12 or 10^-12 where action 7 pays, of three: the same weights as with rewards of 1, to rounding."""
     weights = []
     for name in ("FromFive", scale):
-        args = ["--env-id", f"tests.envs:{name}-v0", *SHORT, "--total-timesteps", 2000]
+        args = ["--env-id", f"tests.envs:{name}-v0", *SHORT[script], "--total-timesteps", 2000]
         assert cli(script, *args)[0] == 0
         [model] = Path("runs").glob(f"*{name}*/model.pt")
         weights.append(torch.load(model, weights_only=True)["policy"])
@@ -117,7 +118,7 @@ def test_the_unit_of_the_rewards_changes_nothing(cli, script, scale):
 @pytest.mark.parametrize("scale", ["Huge", "Tiny"])
 def test_ppo_takes_any_unit_of_rewards(cli, scale):
     """Without NaN. But its critic's targets have that unit, so it learns best where returns are of the order of 1."""
-    status, out, err = cli("ppo", "--env-id", f"tests.envs:{scale}-v0", *SHORT, "--total-timesteps", 5000)
+    status, out, err = cli("ppo", "--env-id", f"tests.envs:{scale}-v0", *SHORT["ppo"], "--total-timesteps", 5000)
     assert status == 0 and "Greedy evaluation" in out, err
 
 
@@ -136,7 +137,7 @@ def test_a_slow_member_changes_nothing():
 def test_a_fault_in_closing_costs_nothing(cli, script, monkeypatch):
     """Training does not close its environments; evaluation does, when the model is saved."""
     monkeypatch.setattr(Hostile, "close", lambda self: 1 / 0, raising=False)
-    status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT)
+    status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT[script])
     assert status == 2 and "ZeroDivisionError" in err and err.count("\n") == 1 and list(Path("runs").glob("*/model.pt"))
 
 
@@ -144,7 +145,7 @@ def test_ppo_goes_on_where_replaying_fails(cli, monkeypatch):
     """The length of its episodes does not repeat, and stepping on after the end raises."""
     step = Hostile.step
     monkeypatch.setattr(Hostile, "bad", False)
-    assert cli("ppo", "--env-id", "tests.envs:Late-v0", *SHORT)[0] == 0
+    assert cli("ppo", "--env-id", "tests.envs:Late-v0", *SHORT["ppo"])[0] == 0
 
     def strict(self, action):
         if self.taken >= self.length:
@@ -165,11 +166,11 @@ def test_ppo_goes_on_where_replaying_fails(cli, monkeypatch):
 
 def test_ppo_says_when_an_environment_does_not_repeat_itself(cli):
     """It ignores the seed: a resumed run cannot be the one that was interrupted, and says so."""
-    assert cli("ppo", "--env-id", "tests.envs:IgnoresSeed-v0", *SHORT)[0] == 0
+    assert cli("ppo", "--env-id", "tests.envs:IgnoresSeed-v0", *SHORT["ppo"])[0] == 0
     [checkpoint] = Path("runs").glob("*/checkpoint.pt")
     args = ["--resume", checkpoint, "--env-id", "tests.envs:IgnoresSeed-v0", "--total-timesteps", 2000]
     status, out, err = cli("ppo", *args)
     assert status == 0 and "tests.envs:IgnoresSeed-v0 does not repeat itself: its episodes start anew" in out, err
-    assert cli("ppo", *SHORT)[0] == 0
+    assert cli("ppo", *SHORT["ppo"])[0] == 0
     [checkpoint] = Path("runs").glob("CartPole*/checkpoint.pt")
     assert "repeat" not in cli("ppo", "--resume", checkpoint, "--total-timesteps", 2000)[1]

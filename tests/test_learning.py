@@ -29,7 +29,8 @@ def test_process_supervision_learns_nothing_on_cartpole():
 @each_script
 def test_discrete_actions_are_learned(script):
     """FromFive pays 1 of its ten steps' actions 5, 6, 7 for 7."""
-    options = {"num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    options = {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    options |= {"update_epochs": 5, "num_minibatches": 4}
     summary = train(script, env_id="tests.envs:FromFive-v0", total_timesteps=10_000, learning_rate=3e-3, **options)
     assert summary["eval_returns"].mean() >= 9 and summary["train_return"] > 7
 
@@ -37,7 +38,8 @@ def test_discrete_actions_are_learned(script):
 @each_script
 def test_box_actions_are_learned(script):
     """Target pays minus the squared distance of two numbers to 2, in a single step; untrained that is about -9."""
-    options = {"num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    options = {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    options |= {"update_epochs": 5, "num_minibatches": 4}
     summary = train(script, env_id="tests.envs:Target-v0", total_timesteps=5000, learning_rate=3e-3, **options)
     assert summary["eval_returns"].mean() > -0.2 and summary["train_return"] > -2
 
@@ -58,7 +60,11 @@ def test_box_actions_are_learned(script):
 )
 def test_runs_on(script, env_id):
     """Two iterations or more, cut short, with every option of the network on."""
-    options = {"num_steps": 50} if script == "ppo" else {"group_size": 4, "kl_coef": 0.04, "loss_agg": "trajectory"}
+    options = (
+        {"num_envs": 8, "num_steps": 50}
+        if script == "ppo"
+        else {"group_size": 4, "kl_coef": 0.04, "loss_agg": "trajectory"}
+    )
     options |= {"total_timesteps": 1000, "max_episode_steps": 60, "eval_episodes": 2, "ent_coef": 0.01}
     summary = train(script, env_id=env_id, norm_obs=True, num_minibatches=2, **options)
     assert 300 < summary["steps"] <= 1000 and np.isfinite(summary["eval_returns"]).all()

@@ -20,7 +20,7 @@ from tests import child
 SCRIPTS = child.SCRIPTS
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 SMALL = {script: ["--num-groups", 1, "--group-size", 4, "--num-minibatches", 2] for script in SCRIPTS}
-SMALL["ppo"] = ["--num-envs", 4]
+SMALL["ppo"] = ["--num-envs", 4, "--num-steps", 32]
 RUN = ["--total-timesteps", 6000, "--max-episode-steps", 40, "--norm-obs", "--eval-episodes", 2, "--eval-interval", 5]
 RUN = {script: [*RUN, "--checkpoint-interval", 3, "--update-epochs", 2, *SMALL[script]] for script in SCRIPTS}
 
