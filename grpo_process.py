@@ -251,7 +251,7 @@ def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs:
             terminated.append(bool(is_terminated))
             truncated.append(bool(is_truncated))
         if not np.vdot(obs, obs) < 1e36:  # False for NaN, too
-            found = ((i, action) for i, action in zip(members, actions) if not obs[i].dot(obs[i]) < 1e36)
+            found = ((i, action) for i, action in zip(members, actions) if not np.vdot(obs[i], obs[i]) < 1e36)
             i, action = next(found, (i, action))
             raise ValueError(f"observation {obs[i]} is NaN, infinite or too large")
     except Exception as error:  # a user's own environment may raise anything

@@ -274,7 +274,7 @@ def processes(args) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
     for env_id in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3", "HalfCheetah-v5"):
-        flags = ["--env-id", env_id, "--num-groups", "2", "--total-timesteps", "200000"]
+        flags = ["--env-id", env_id, "--num-groups", "2", "--total-timesteps", "100000"]
         rates = {1: [], 2: []}
         for seed in ("1", "2", "3"):
             for count, rows in rates.items():
