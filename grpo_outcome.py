@@ -546,7 +546,8 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
         print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
     if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
         print(f"{spec.id} has no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)")
-    print("Device:", torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.num_threads} thread(s)")
+    on_cpu = f"CPU, {args.num_threads} thread(s)"
+    print("Device:", on_cpu if device.type == "cpu" else torch.cuda.get_device_name(device))
     return run_dir, writer
 
 
@@ -632,7 +633,7 @@ def train(args: Args, signals=()) -> dict:
         run.iteration, run.step = run.iteration + 1, run.step + sum(sizes)
         run.recent = (run.recent + returns.flatten().tolist())[-100:]
         run.seconds, run.rng = time.perf_counter() - start, share(rng.bit_generator.state)
-        if no_signal.all() and not told:
+        if no_signal.all() and writer and not told:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (lengths.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"

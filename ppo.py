@@ -572,7 +572,8 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
         print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
     if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
         print(f"{spec.id} has no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)")
-    print("Device:", torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.num_threads} thread(s)")
+    on_cpu = f"CPU, {args.num_threads} thread(s)"
+    print("Device:", on_cpu if device.type == "cpu" else torch.cuda.get_device_name(device))
     return run_dir, writer
 
 

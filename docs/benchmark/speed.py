@@ -192,6 +192,8 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
 def one(job: dict) -> None:
     """What a process started by run does: a job, whose result it prints."""
     kind, *rest = job["what"]
+    if kind == "alone":
+        return print(own_rate(*rest, 3.0))
     runner = {"script": run_script, "sb3": run_sb3, "cleanrl": run_cleanrl}[kind]
     print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
 
@@ -268,14 +270,23 @@ def environments(args) -> None:
         print(f"| {env_id} | {' | '.join(cells)} |")
 
 
+def alone(env_id: str, count: int) -> float:
+    """The environment's own rate, summed over this many processes at once: what the cores give without this project."""
+    command = [sys.executable, str(HERE), "one", json.dumps({"what": ["alone", env_id], "flags": [], "spawned": 0})]
+    options = {"env": os.environ | ONE_THREAD, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    started = [subprocess.Popen(command, **options) for _ in range(count)]
+    return sum(float(process.communicate()[0].splitlines()[-1]) for process in started)
+
+
 def processes(args) -> None:
     """Whole runs as a user starts them, alternating; the rate is the one that the script prints."""
-    print("| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio |\n|-|-|-|-|")
+    print("| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio | the environment alone, 2 at once |")
+    print("|-|-|-|-|-|")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
-    for env_id in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3", "HalfCheetah-v5"):
-        flags = ["--env-id", env_id, "--num-groups", "2", "--total-timesteps", "100000"]
-        rates = {1: [], 2: []}
+    for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "HalfCheetah-v5"):
+        flags = ["--env-id", env_id, "--num-groups", "2", "--group-size", "16", "--total-timesteps", "100000"]
+        rates, bounds = {1: [], 2: []}, []
         for seed in ("1", "2", "3"):
             for count, rows in rates.items():
                 script = [str(ROOT / "grpo_rtg.py"), *flags, "--no-save-model", "--eval-episodes", "1", "--seed", seed]
@@ -283,8 +294,10 @@ def processes(args) -> None:
                     command = [sys.executable, *(launch if count == 2 else []), *script]
                     done = subprocess.run(command, cwd=folder, **options)
                 rows.append({"rate": float(re.search(r"\(([\d,]+) steps/s\)", done.stdout)[1].replace(",", ""))})
+            bounds.append({"ratio": alone(env_id, 2) / alone(env_id, 1)})
         ratio = median(row["rate"] for row in rates[2]) / median(row["rate"] for row in rates[1])
-        print(f"| `{' '.join(flags)}` | {cell(rates[1], 'rate')} | {cell(rates[2], 'rate')} | {ratio:.2f} |")
+        cells = [cell(rates[1], "rate"), cell(rates[2], "rate"), f"{ratio:.2f}", cell(bounds, "ratio", 2)]
+        print(f"| `{' '.join(flags)}` | {' | '.join(cells)} |")
 
 
 def main() -> None:
