@@ -45,7 +45,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy on import; see --num-threads
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # which NumPy reads when it is imported
 
 import gymnasium as gym
 import numpy as np
