@@ -82,7 +82,7 @@ class Args:
     cuda: bool = False  # use a GPU if there is one
     num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
     eval_episodes: int = 100  # episodes of a greedy evaluation
-    eval_interval: int = 0  # iterations from one evaluation to the next (0: only at the end)
+    eval_interval: int = 0  # environment steps from one evaluation to the next (0: only at the end)
     checkpoint_interval: int = 10  # iterations from one checkpoint.pt to the next
     resume: str | None = None  # go on from this checkpoint.pt in its folder; its options hold, but for those given
     save_model: bool = True  # write model.pt (the last policy) and best.pt (the best evaluated) into the run's folder
@@ -487,6 +487,7 @@ class Run:
     recent: list = field(default_factory=list)  # returns of the last 100 training episodes
     scalars: dict = field(default_factory=dict)  # what was logged at this step
     best: float = float("-inf")  # mean return of the best evaluation
+    next_eval: int = 0  # step from which on the next of --eval-interval's evaluations is due
 
 
 def save(path: Path, args: Args, run: Run, **parts) -> None:
@@ -630,7 +631,8 @@ def train(args: Args, signals=()) -> dict:
         try:
             if any(stops := share(signals[:1])):
                 sys.exit(128 + max(stops)[0])
-            if writer and args.eval_interval and run.iteration % args.eval_interval == 0:
+            if writer and args.eval_interval and run.step >= run.next_eval:
+                run.next_eval = run.step - run.step % args.eval_interval + args.eval_interval
                 evaluate_run(args, run, run_dir, writer, policy)
             if run.iteration % args.checkpoint_interval == 0:
                 checkpoint(args, run, run_dir, writer, parts)

@@ -21,7 +21,7 @@ SCRIPTS = child.SCRIPTS
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 SMALL = {script: ["--num-groups", 1, "--group-size", 4, "--num-minibatches", 2] for script in SCRIPTS}
 SMALL["ppo"] = ["--num-envs", 4, "--num-steps", 32]
-RUN = ["--total-timesteps", 6000, "--max-episode-steps", 40, "--norm-obs", "--eval-episodes", 2, "--eval-interval", 5]
+RUN = ["--total-timesteps", 6000, "--max-episode-steps", 40, "--norm-obs", "--eval-episodes", 2, "--eval-interval", 500]
 RUN = {script: [*RUN, "--checkpoint-interval", 3, "--update-epochs", 2, *SMALL[script]] for script in SCRIPTS}
 
 
@@ -208,7 +208,7 @@ def test_a_resumed_run_can_be_given_more_steps(script, tmp_path):
 @each_script
 def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, tmp_path):
     weights = []
-    for interval in (0, 2):
+    for interval in (0, 200):
         folder = tmp_path / str(interval)
         folder.mkdir()
         assert child.run(script, *RUN[script], "--eval-interval", interval, folder=folder) == 0
@@ -216,7 +216,9 @@ def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, tmp_path
         weights.append(torch.load(run_dir / "model.pt", weights_only=True)["policy"])
     assert equal(*weights)
     evaluations = contents(run_dir)[1]["eval/episodic_return"]
-    assert len(evaluations) > 3
+    iterations = [step for step, _ in contents(run_dir)[1]["charts/episodic_return"]]
+    due = [next(step for step in [0, *iterations] if step >= time) for time in range(0, iterations[-1], 200)]
+    assert [step for step, _ in evaluations] == sorted({*due, iterations[-1]}) and len(evaluations) > 3
     step, best = max(evaluations, key=lambda point: point[1])
     saved = torch.load(run_dir / "best.pt", weights_only=True)["run"]
     assert saved["best"] == pytest.approx(best) and saved["step"] == step  # the first of equals
@@ -347,7 +349,7 @@ def measured(*args):
 update, module.update = module.update, measured
 options = {"num_envs": 2, "num_steps": 8} if sys.argv[1] == "ppo" else {"num_groups": 1, "group_size": 4}
 module.train(module.Args(env_id="tests.envs:ChooseLength-v0", total_timesteps=10**6, update_epochs=1,
-                         num_minibatches=1, eval_interval=100, eval_episodes=2, **options))
+                         num_minibatches=1, eval_interval=1000, eval_episodes=2, **options))
 """
 
 

@@ -1,0 +1,91 @@
+"""The studies that run.py runs: which settings, on which environments, for how many steps, with which seeds.
+
+A study is a function that gives the fields of run.py's Job for each of its runs, in the order to run them in.
+"""
+
+VARIANTS = {
+    "outcome": "grpo_outcome.py",
+    "process": "grpo_process.py",
+    "return-to-go": "grpo_rtg.py",
+    "return-to-go, timestep": "grpo_rtg.py",
+    "PPO": "ppo.py",
+}
+OWN_FLAGS = {"return-to-go": "--baseline group", "return-to-go, timestep": "--baseline timestep"}
+STEPS = {
+    "CartPole-v1": 100_000,
+    "Acrobot-v1": 500_000,
+    "MountainCarContinuous-v0": 300_000,
+    "Pendulum-v1": 500_000,
+    "FrozenLake-v1": 100_000,
+    "LunarLander-v3": 1_000_000,
+    "Hopper-v5": 1_000_000,
+    "HalfCheetah-v5": 1_000_000,
+}
+GAMMA = {"MountainCarContinuous-v0": 0.999, "Pendulum-v1": 0.95}  # of all variants with a discount; 0.99 elsewhere
+
+# Tuning: with seeds that no result uses, the same number of settings and steps for each variant. First the shape of an
+# iteration and the step size, all GRPO variants from one list; then single changes to the best of these.
+TUNING_SEEDS = (101, 102)
+TUNING_STEPS = {
+    "CartPole-v1": 100_000,
+    "Acrobot-v1": 200_000,
+    "MountainCarContinuous-v0": 150_000,
+    "Pendulum-v1": 200_000,
+    "FrozenLake-v1": 100_000,
+    "LunarLander-v3": 300_000,
+    "Hopper-v5": 250_000,
+    "HalfCheetah-v5": 250_000,
+}
+
+
+def grpo(groups: int, members: int, epochs: int, minibatches: int, rate: float, clip: float = 0.2) -> str:
+    shape = f"--num-groups {groups} --group-size {members} --update-epochs {epochs} --num-minibatches {minibatches}"
+    return f"{shape} --learning-rate {rate} --clip-coef {clip}"
+
+
+def ppo(envs: int, steps: int, epochs: int, minibatches: int, rate: float) -> str:
+    shape = f"--num-envs {envs} --num-steps {steps} --update-epochs {epochs} --num-minibatches {minibatches}"
+    return f"{shape} --learning-rate {rate}"
+
+
+GRPO_SHAPES = {
+    "1x32 1:16 1e-2": grpo(1, 32, 1, 16, 1e-2, 0.3),
+    "2x16 4:8 5e-4": grpo(2, 16, 4, 8, 5e-4),
+    "1x16 4:4 1e-3": grpo(1, 16, 4, 4, 1e-3),
+    "2x16 8:8 1e-3": grpo(2, 16, 8, 8, 1e-3),
+    "4x4 8:4 3e-3": grpo(4, 4, 8, 4, 3e-3),
+}
+PPO_SHAPES = {
+    "16x64 4:4 4e-3": ppo(16, 64, 4, 4, 4e-3),
+    "16x64 4:4 1e-3": ppo(16, 64, 4, 4, 1e-3),
+    "16x256 4:16 1e-3": ppo(16, 256, 4, 16, 1e-3),
+    "8x256 10:16 1e-3": ppo(8, 256, 10, 16, 1e-3),
+    "16x512 4:64 3e-4": ppo(16, 512, 4, 64, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01",
+}
+SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
+    "8x16 1:4 3e-3": grpo(8, 16, 1, 4, 3e-3),
+    "8x16 4:4 1e-3": grpo(8, 16, 4, 4, 1e-3),
+    "2x16 4:8 5e-4": grpo(2, 16, 4, 8, 5e-4),
+    "16x8 4:4 3e-3": grpo(16, 8, 4, 4, 3e-3),
+    "32x4 4:4 1e-3": grpo(32, 4, 4, 4, 1e-3),
+}
+
+
+def flags(env: str, variant: str, shape: str) -> str:
+    """A setting's whole flags: the variant's own, the environment's discount, the shape of an iteration."""
+    undiscounted = variant in ("outcome", "process")  # the paper's
+    discount = 1.0 if undiscounted else GAMMA.get(env, 0.99)
+    return " ".join(f"{OWN_FLAGS.get(variant, '')} --gamma {discount} {shape}".split())
+
+
+def tuning():
+    for env in STEPS:
+        grpo_shapes = SHORT_EPISODES if env == "FrozenLake-v1" else GRPO_SHAPES
+        seeds = TUNING_SEEDS[:1] if STEPS[env] == 1_000_000 else TUNING_SEEDS  # these take minutes a run
+        for variant, script in VARIANTS.items():
+            for name, shape in (PPO_SHAPES if variant == "PPO" else grpo_shapes).items():
+                for seed in seeds:
+                    yield env, f"{variant}: {name}", seed, TUNING_STEPS[env], script, flags(env, variant, shape), False
+
+
+STUDIES = {"tuning": tuning}
