@@ -64,7 +64,7 @@ class Job:
 
 
 def execute(job: Job) -> list[dict]:
-    """Train in a process of its own, then evaluate what it saved: the rows of the CSV. RuntimeError if the run fails."""
+    """Train in a process of its own, then evaluate what it saved: the rows of the CSV. RuntimeError if it fails."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     width = job.steps // POINTS
@@ -87,7 +87,8 @@ def execute(job: Job) -> list[dict]:
     for step in range(width, job.steps + 1, width) if job.curve else ():
         seen = {}
         for name, curve in (("train_return", train), ("eval_return", evaluations)):
-            values = [value for at, value in curve if step - width < at <= step] or [y for x, y in curve if x <= step][-1:]
+            past = [(at, value) for at, value in curve if at <= step]
+            values = [value for at, value in past if at > step - width] or [value for _, value in past[-1:]]
             seen |= {name: f"{mean(values):.6g}"} if values else {}
         rows.append(base | {"step": step} | seen)
     steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()

@@ -1,0 +1,310 @@
+"""Tables and figures of docs/results.md from the CSVs that run.py wrote.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/benchmark/report.py
+
+Tables replace what stands in results.md between "<!-- table NAME -->" and "<!-- end -->"; figures go to docs/figures.
+Following Agarwal et al. 2021 (arXiv:2108.13264): the interquartile mean (IQM), with 95% percentile bootstrap intervals
+that resample seeds within each environment, and the probability of improvement.
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import run
+import studies
+from scipy.stats import bootstrap, mannwhitneyu, trim_mean
+
+DOCS = Path(__file__).parents[1]
+# Okabe and Ito's colours, told apart by colour-blind people too, in the shades that show on white and on black.
+COLOURS = {
+    "outcome": "#E69F00",
+    "process": "#CC79A7",
+    "return-to-go": "#56B4E9",
+    "return-to-go, timestep": "#0072B2",
+    "PPO": "#7f7f7f",
+}
+MARKERS = dict(zip(COLOURS, "sD^ov"))
+TEXT = "#808080"  # as far from white as from black
+RESAMPLES = 2000
+# Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1). Pendulum has none: -200.
+RANDOM = {
+    "CartPole-v1": 22.3,
+    "Acrobot-v1": -500.0,
+    "MountainCarContinuous-v0": -33.3,
+    "Pendulum-v1": -1167.2,
+    "FrozenLake-v1": 0.016,
+    "LunarLander-v3": -183.6,
+    "Hopper-v5": 16.1,
+    "HalfCheetah-v5": -295.3,
+}
+THRESHOLD = {
+    "CartPole-v1": 475,
+    "Acrobot-v1": -100,
+    "MountainCarContinuous-v0": 90,
+    "Pendulum-v1": -200,
+    "FrozenLake-v1": 0.7,
+    "LunarLander-v3": 200,
+    "Hopper-v5": 3800,
+    "HalfCheetah-v5": 4800,
+}
+
+iqm = partial(trim_mean, proportiontocut=0.25)
+
+
+def interval(samples: list, statistic) -> tuple[float, float, float]:
+    """A statistic of some samples (one for each environment) and its 95% interval, each sample resampled by itself."""
+    value = float(statistic(*samples))
+    if all(np.ptp(sample) == 0 for sample in samples):
+        return value, value, value
+    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    low, high = bootstrap(samples, statistic, vectorized=False, **options).confidence_interval
+    return value, float(low), float(high)
+
+
+def curve_interval(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """IQM [points] of curves [seeds, points] and its 95% interval, seeds resampled."""
+    index = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
+    resampled = iqm(curves[index], axis=1)  # [resamples, points]
+    return iqm(curves, axis=0), *np.quantile(resampled, (0.025, 0.975), axis=0)
+
+
+def pooled_iqm(*samples) -> float:
+    return float(iqm(np.concatenate(samples)))
+
+
+def improvement(*samples) -> float:
+    """Probability that a run of the first half's environments is better than one of the second half's, ties half."""
+    ours, theirs = samples[: len(samples) // 2], samples[len(samples) // 2 :]
+    return float(np.mean([mannwhitneyu(x, y).statistic / (len(x) * len(y)) for x, y in zip(ours, theirs)]))
+
+
+def load(study: str) -> dict[str, dict[str, list]]:
+    """Rows of each run: {environment: {variant: [rows, ...]}}, in the order of studies.py, of what has been run."""
+    runs, table = run.read(run.RESULTS / f"{study}.csv"), {}
+    for job in (run.Job(*job) for job in studies.STUDIES[study]()):
+        if job.key in runs and runs[job.key][-1]["command"] == job.command:
+            table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
+    return table
+
+
+def final(runs: list, column: str) -> np.ndarray:
+    """What a column of the last row says, for each run."""
+    return np.array([float(rows[-1][column]) for rows in runs])
+
+
+def score(env: str, values: np.ndarray) -> np.ndarray:
+    return (values - RANDOM[env]) / (THRESHOLD[env] - RANDOM[env])
+
+
+def cell(env: str, values: np.ndarray) -> str:
+    digits = 2 if env == "FrozenLake-v1" else 1 if abs(THRESHOLD[env]) < 1000 else 0
+    return "{:.{n}f} [{:.{n}f}, {:.{n}f}]".format(*interval([values], iqm), n=digits)
+
+
+def tuning_table(table) -> str:
+    lines = ["| environment | variant | " + " | ".join(f"setting {i}" for i in range(1, 6)) + " |", "|-|-|" + "-|" * 5]
+    for env, variants in table.items():
+        by_variant = {}
+        for name, runs in variants.items():
+            variant, setting = name.split(": ", 1)
+            value = np.mean([final(runs, "greedy").mean(), final(runs, "sampled").mean()])
+            by_variant.setdefault(variant, {})[setting] = value
+        for variant, settings in by_variant.items():
+            best = max(settings.values())
+            cells = [f"{'**' * (x == best)}{x:.4g}{'**' * (x == best)} ({name})" for name, x in settings.items()]
+            lines.append(f"| {env} | {variant} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main_table(table) -> str:
+    head = "| environment, steps | variant | greedy | sampled | training, last 100 | seeds | minutes a run |"
+    lines = [head, "|-|-|-|-|-|-|-|"]
+    for env, variants in table.items():
+        for variant, runs in variants.items():
+            cells = [cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")]
+            minutes = f"{np.median(final(runs, 'seconds')) / 60:.1f}"
+            steps = f"{studies.STEPS[env]:,}"
+            lines.append(f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} | {minutes} |")
+    return "\n".join(lines)
+
+
+def summary_rows(table) -> dict[str, dict[str, tuple]]:
+    """For each variant: IQM of the scores of all environments, and the probability of improvement over PPO."""
+    rows = {}
+    common = [env for env, variants in table.items() if len(variants) == len(studies.VARIANTS)]
+    for variant in studies.VARIANTS if common else ():
+        scores = {name: [score(env, final(table[env][name], "greedy")) for env in common] for name in {variant, "PPO"}}
+        rows[variant] = {"score": interval(scores[variant], pooled_iqm)}
+        if variant != "PPO":
+            rows[variant]["improvement"] = interval(scores[variant] + scores["PPO"], improvement)
+    return rows
+
+
+def summary_table(table) -> str:
+    lines = ["| variant | IQM of scores, greedy | probability of improvement over PPO |", "|-|-|-|"]
+    for variant, row in summary_rows(table).items():
+        cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) if key in row else "–" for key in ("score", "improvement")]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def command_table(_) -> str:
+    lines = ["| environment | variant | command |", "|-|-|-|"]
+    jobs = {(job.env, job.variant): job for job in (run.Job(*job) for job in studies.STUDIES["main"]())}
+    for (env, variant), job in jobs.items():
+        command = job.command.removesuffix(f" --seed {job.seed}")
+        lines.append(f"| {env} | {variant} | `python {command}` |")
+    return "\n".join(lines)
+
+
+def ablation_table(table) -> str:
+    lines = ["| environment | variant | setting | greedy | sampled | training, last 100 | seeds |", "|-|-|-|-|-|-|-|"]
+    for env, variants in table.items():
+        for name, runs in variants.items():
+            variant, setting = name.split(": ", 1)
+            cells = [cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")]
+            lines.append(f"| {env} | {variant} | {setting} | {' | '.join(cells)} | {len(runs)} |")
+    return "\n".join(lines)
+
+
+def style(axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, color=TEXT, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def spread(positions: np.ndarray, distance: float) -> np.ndarray:
+    """Positions moved as little as possible so that neighbours are a distance apart: labels that do not overlap."""
+    order, moved = np.argsort(positions), np.sort(positions).astype(float)
+    for _ in range(200):
+        for i in range(len(moved) - 1):
+            overlap = distance - (moved[i + 1] - moved[i])
+            if overlap > 1e-9:
+                moved[i : i + 2] += (-overlap / 2, overlap / 2)
+    result = np.empty_like(moved)
+    result[order] = moved
+    return result
+
+
+def draw_curves(table, column: str, name: str, title: str) -> None:
+    """A panel for each environment: IQM over seeds against steps, the interval as a band, labels at the lines' ends."""
+    figure, panels = plt.subplots(-(-len(table) // 2), 2, figsize=(11, 2.9 * -(-len(table) // 2)), squeeze=False)
+    for axes in panels.flat[len(table) :]:
+        axes.remove()
+    for axes, (env, variants) in zip(panels.flat, table.items()):
+        ends = {}
+        for variant, runs in variants.items():
+            seen = np.array([[float(row[column] or "nan") for row in rows[:-1]] for rows in runs])
+            steps = np.array([float(row["step"]) for row in runs[0][:-1]])
+            shown = ~np.isnan(seen).any(0)
+            middle, low, high = curve_interval(seen[:, shown])
+            axes.plot(steps[shown], middle, color=COLOURS[variant], linewidth=1.8)
+            axes.fill_between(steps[shown], low, high, color=COLOURS[variant], alpha=0.2, linewidth=0)
+            ends[variant] = middle[-1]
+        if env in THRESHOLD:
+            axes.axhline(THRESHOLD[env], color=TEXT, linewidth=0.8, linestyle=":")
+        bottom, top = axes.get_ylim()
+        places = spread(np.array(list(ends.values())), (top - bottom) * 0.11)
+        for (variant, end), place in zip(ends.items(), places):
+            axes.annotate(
+                variant,
+                (studies.STEPS[env], end),
+                (1.03, (place - bottom) / (top - bottom)),
+                textcoords="axes fraction",
+                color=COLOURS[variant],
+                va="center",
+                fontsize=9,
+                arrowprops={"arrowstyle": "-", "color": COLOURS[variant], "linewidth": 0.6, "shrinkB": 0},
+            )
+        seeds = len(next(iter(variants.values())))
+        axes.set_title(f"{env} ({seeds} seeds)", loc="left", fontsize=10)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k")
+        style(axes)
+    figure.supxlabel("environment steps", fontsize=10)
+    figure.supylabel(title, fontsize=10)
+    figure.tight_layout(w_pad=1.5)
+    save(figure, name)
+
+
+def draw_summary(table) -> None:
+    """Scores of each variant on each environment and on all; beside them the probability of improvement over PPO."""
+    rows, summary = list(table), summary_rows(table)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 0.75 * len(rows) + 2), width_ratios=(3, 1.4))
+    offsets = dict(zip(COLOURS, np.linspace(-0.3, 0.3, len(COLOURS))))
+    for y, env in enumerate([*rows, "all"]):
+        for variant, offset in offsets.items():
+            point = None
+            if env == "all":
+                point = summary.get(variant, {}).get("score")
+            elif variant in table[env]:
+                point = interval([score(env, final(table[env][variant], "greedy"))], iqm)
+            if point:
+                left.plot(point[1:], [y + offset] * 2, color=COLOURS[variant], linewidth=2, solid_capstyle="round")
+                left.plot(point[0], y + offset, MARKERS[variant], color=COLOURS[variant], markersize=6)
+    left.set_yticks(range(len(rows) + 1), [*rows, "all (IQM)"])
+    left.axhline(len(rows) - 0.5, color=TEXT, linewidth=0.8)
+    left.axvline(1, color=TEXT, linewidth=0.8, linestyle=":")
+    left.axvline(0, color=TEXT, linewidth=0.8, linestyle=":")
+    left.invert_yaxis()
+    left.set_xlabel("score of greedy evaluation: 0 = random policy, 1 = solved")
+    for y, variant in enumerate(offsets):
+        point = summary.get(variant, {}).get("improvement")
+        if point:
+            right.plot(point[1:], [y, y], color=COLOURS[variant], linewidth=2, solid_capstyle="round")
+            right.plot(point[0], y, MARKERS[variant], color=COLOURS[variant], markersize=7)
+            right.annotate(variant, (0.02, y - 0.28), color=COLOURS[variant], fontsize=10)
+    right.axvline(0.5, color=TEXT, linewidth=0.8, linestyle=":")
+    right.set(xlim=(0, 1), ylim=(len(offsets) - 1.5, -0.6), yticks=[], xlabel="probability of being better than PPO")
+    for axes in (left, right):
+        style(axes)
+    handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=v)[0] for v in offsets]
+    left.legend(
+        handles=handles,
+        ncols=5,
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1),
+        frameon=False,
+        labelcolor=TEXT,
+        columnspacing=1.2,
+        handletextpad=0.2,
+    )
+    figure.tight_layout()
+    save(figure, "summary")
+
+
+def save(figure, name: str) -> None:
+    (DOCS / "figures").mkdir(exist_ok=True)
+    path = DOCS / "figures" / f"{name}.svg"
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    print(path.relative_to(DOCS.parent))
+
+
+def use_style() -> None:
+    """Text and axes in a grey that shows on white and on black, and files that are the same each time."""
+    coloured = "text.color axes.labelcolor axes.edgecolor axes.titlecolor xtick.color ytick.color"
+    plt.rcParams |= dict.fromkeys(coloured.split(), TEXT) | {"svg.hashsalt": "grpo", "font.size": 10}
+
+
+def main() -> None:
+    use_style()
+    tables = {"tuning": (tuning_table, "tuning"), "main": (main_table, "main"), "summary": (summary_table, "main")}
+    tables |= {"commands": (command_table, "main"), "ablations": (ablation_table, "ablations")}
+    page = (DOCS / "results.md").read_text()
+    for name in re.findall(r"<!-- table (\w+) -->", page):
+        make, study = tables[name]
+        before, start, rest = page.partition(f"<!-- table {name} -->\n")
+        page = before + start + make(load(study)) + "\n" + rest[rest.index("<!-- end -->") :]
+    (DOCS / "results.md").write_text(page)
+    if table := load("main"):
+        draw_curves(table, "train_return", "training", "mean return of training episodes")
+        draw_curves(table, "eval_return", "greedy", "mean return of greedy evaluations")
+        draw_summary(table)
+
+
+if __name__ == "__main__":
+    main()

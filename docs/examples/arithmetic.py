@@ -1,0 +1,163 @@
+"""GRPO as the paper has it, in seconds: a policy that emits the tokens of a sum's answer, and a verifier that pays.
+
+    python docs/examples/arithmetic.py
+
+A policy is first pretrained on written-out sums, briefly, so that it is often wrong. Then each GRPO script trains it
+further: every update samples G answers to each of K prompts, and the KL penalty holds the policy to the pretrained one.
+What is printed is the share of right answers, on prompts of training and on prompts that no training has seen.
+
+    here                                        paper                  TRL
+    the sum that reset(seed=s) draws            question q             prompt
+    the tokens of an episode                    output o_i             completion
+    --num-groups K, --group-size G              batch of questions, G  generation batch size, num_generations
+    reward of the last token, 1 if right        outcome supervision    a reward function, verifiable reward
+    reward of each token, 1 if right            process supervision    (none)
+    the pretrained policy, --kl-coef            π_ref, β               reference model, beta
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+import grpo_outcome
+import grpo_process
+import grpo_rtg
+
+STEPS = 100_000  # of each script: tokens
+END = 10  # the vocabulary: ten digits and the end of the answer
+MAX_TOKENS = 3  # two digits and END
+NUMBERS = 20  # a sum adds two of 0, …, 19
+PROMPTS = np.random.default_rng(0).permutation([(a, b) for a in range(NUMBERS) for b in range(NUMBERS)])
+SPLITS = {"held-out": PROMPTS[:100], "train": PROMPTS[100:]}
+
+
+def answer(a: int, b: int) -> list[int]:
+    """The tokens of a + b: 7 + 5 is 1, 2, END."""
+    return [*map(int, str(a + b)), END]
+
+
+class Arithmetic(gym.Env):
+    """An episode is the answer to one sum, an action the next token; seen are the sum and the tokens so far.
+
+    With supervision "outcome" the last token pays 1 if the whole answer is right; with "process" every token that is
+    right in its place pays 1.
+    """
+
+    metadata = {"render_modes": ["ansi"]}
+
+    def __init__(self, supervision: str = "outcome", split: str = "train", render_mode: str | None = None):
+        self.supervision, self.prompts, self.render_mode = supervision, SPLITS[split], render_mode
+        self.observation_space = gym.spaces.Box(-1, 1, (2 + MAX_TOKENS * 11,), np.float32)
+        self.action_space = gym.spaces.Discrete(11)
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.prompt, self.tokens = self.prompts[self.np_random.integers(len(self.prompts))], []
+        return observe(self.prompt, self.tokens), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.tokens.append(int(action))
+        done, right = action == END or len(self.tokens) == MAX_TOKENS, answer(*self.prompt)
+        if self.supervision == "outcome":
+            reward = float(done and self.tokens == right)
+        else:
+            reward = float(self.tokens[-1:] == right[len(self.tokens) - 1 : len(self.tokens)])
+        return observe(self.prompt, self.tokens), reward, bool(done), False, {}
+
+    def render(self) -> str | None:
+        """The sum and the answer so far, with mode "ansi"."""
+        a, b = self.prompt
+        return (
+            f"{a} + {b} = {''.join('.' if x == END else str(x) for x in self.tokens)}\n" if self.render_mode else None
+        )
+
+
+def observe(prompt, tokens: list[int]) -> np.ndarray:
+    """What the policy sees [35]: the two numbers, scaled to [-1, 1], and a one-hot vector for each token so far."""
+    obs = np.zeros(2 + MAX_TOKENS * 11, np.float32)
+    obs[:2] = 2 * np.array(prompt) / NUMBERS - 1
+    for i, token in enumerate(tokens):
+        obs[2 + 11 * i + token] = 1
+    return obs
+
+
+if __name__ != "__main__":  # gym.make imports this module under its full name, and registers there
+    for name, supervision in (("Arithmetic", "outcome"), ("ArithmeticProcess", "process")):
+        gym.register(f"{name}-v0", Arithmetic, kwargs={"supervision": supervision}, max_episode_steps=MAX_TOKENS)
+
+
+def pretrain(policy: torch.nn.Module, steps: int) -> None:
+    """Supervised: raise the likelihood of the answers to the prompts of the training split, token by token."""
+    tokens = [(observe(p, answer(*p)[:i]), token) for p in SPLITS["train"] for i, token in enumerate(answer(*p))]
+    obs, targets = torch.from_numpy(np.array([x for x, _ in tokens])), torch.tensor([y for _, y in tokens])
+    optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
+    for _ in range(steps):
+        loss = -policy.log_prob_and_entropy(obs, targets)[0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | None) -> float:
+    """The share of right answers, of 20 samples for each prompt with rng, of the likeliest tokens without."""
+    prompts = np.repeat(SPLITS[split], 20 if rng else 1, axis=0)
+    sample, answers = policy.sampler(rng), [[] for _ in prompts]
+    for _ in range(MAX_TOKENS):
+        tokens, _ = sample(np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)]))
+        for tokens_so_far, token in zip(answers, tokens):
+            if END not in tokens_so_far:
+                tokens_so_far.append(int(token))
+    return float(np.mean([tokens == answer(*p) for p, tokens in zip(prompts, answers)]))
+
+
+def finetune(script, pretrained: dict, env_id: str, steps: int, **options) -> torch.nn.Module:
+    """Train from a checkpoint of no iterations that holds the pretrained policy, which is π_ref, too."""
+    args = script.Args(env_id=env_id, total_timesteps=steps, ref_update_interval=0, eval_episodes=1, **options)
+    env = script.make_env(env_id)
+    policy = script.Policy(env.observation_space, env.action_space)
+    policy.load_state_dict(pretrained)
+    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder, "checkpoint.pt")
+        script.save(start, args, script.Run(), policy=policy, reference=policy, optimizer=optimizer)
+        args.resume = str(start)
+        summary = script.train(args)
+        policy.load_state_dict(script.load(summary["run_dir"] / "model.pt", env_id)[2]["policy"])
+    return policy
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    start, module = time.perf_counter(), "docs.examples.arithmetic:"
+    env = grpo_outcome.make_env(f"{module}Arithmetic-v0")
+    policy = grpo_outcome.Policy(env.observation_space, env.action_space)
+    pretrain(policy, steps=300)
+    pretrained = policy.state_dict()
+    options = {"num_groups": 16, "group_size": 8, "kl_coef": 0.04, "learning_rate": 1e-2, "num_minibatches": 4}
+    options |= {"update_epochs": 2, "clip_coef": 0.2, "gamma": 1.0}
+    policies = {"pretrained": policy}
+    for script, name in (
+        (grpo_outcome, "Arithmetic-v0"),
+        (grpo_process, "ArithmeticProcess-v0"),
+        (grpo_rtg, "ArithmeticProcess-v0"),
+    ):
+        policies[f"{script.__name__}, {name}"] = finetune(script, pretrained, module + name, STEPS, **options)
+    print(f"\n{'share of right answers':45} held out: sampled  greedy   train: sampled  greedy")
+    for name, policy in policies.items():
+        shares = []
+        for split in SPLITS:
+            shares += [accuracy(policy, split, np.random.default_rng(0)), accuracy(policy, split, None)]
+        print(f"{name:45} {shares[0]:17.0%} {shares[1]:7.0%} {shares[2]:16.0%} {shares[3]:7.0%}")
+    print(f"{time.perf_counter() - start:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

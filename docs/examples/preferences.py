@@ -1,0 +1,54 @@
+r"""Learning from preferences: no rewards, only which of two episodes somebody liked better.
+
+    python grpo_outcome.py --env-id docs.examples.preferences:PreferredGridWorld-v0 --num-groups 32 --group-size 2 \
+        --learning-rate 2e-3 --num-minibatches 4 --ent-coef 0.03
+
+EpisodeScore hides an environment's rewards and pays one score when the episode ends, as a person or a reward model
+would. With two members in a group, outcome supervision gives the better one
+
+    (R_1 - (R_1 + R_2)/2) / std = (d/2) / (|d|/√2) = 1/√2,    d = R_1 - R_2 > 0
+
+and the other -1/√2, whatever the margin d: any judge that puts the two in the same order trains the same policy. The
+judge below has a scale that no sum of rewards would have.
+"""
+
+from collections.abc import Callable
+
+import gymnasium as gym
+
+
+class EpisodeScore(gym.Wrapper):
+    """Replace all rewards of an episode by one score, paid with its last step.
+
+    judge takes the episode's observations (one more than steps), its actions and whether it was truncated, and gives a
+    number; only the order of the numbers matters to a group of two. Wrap the environment after its time limit.
+    """
+
+    def __init__(self, env: gym.Env, judge: Callable[[list, list, bool], float]):
+        super().__init__(env)
+        self.judge = judge
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.observations, self.actions = [obs], []
+        return obs, info
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = self.env.step(action)
+        self.observations.append(obs)
+        self.actions.append(action)
+        ended = terminated or truncated
+        score = float(self.judge(self.observations, self.actions, truncated)) if ended else 0.0
+        return obs, score, terminated, truncated, info
+
+
+def prefers_short_ways(observations: list, actions: list, truncated: bool) -> float:
+    """The judge of the grid world: arriving is better than not, and of two arrivals the sooner one."""
+    return -1e6 if truncated else -(2.0 ** len(actions))
+
+
+def make(render_mode: str | None = None) -> gym.Env:
+    return EpisodeScore(gym.make("docs.examples.grid_world:GridWorld-v0", render_mode=render_mode), prefers_short_ways)
+
+
+gym.register("PreferredGridWorld-v0", make, max_episode_steps=50)

@@ -1,0 +1,100 @@
+"""docs/benchmark/run.py: what it writes is what the scripts did, and a finished run is not repeated."""
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import child
+
+FOLDER = child.ROOT / "docs" / "benchmark"
+JOB = ("CartPole-v1", "outcome", 7, 2500, "grpo_outcome.py", "--num-groups 1 --group-size 4 --num-minibatches 2")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FOLDER)
+    module = importlib.import_module("run")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(importlib.import_module("studies"), "STUDIES", {"small": lambda: [JOB]})
+    monkeypatch.setattr(module, "ROOT", tmp_path.parent)  # for the path that it prints
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows():
+    sys.path.insert(0, str(FOLDER))
+    module = importlib.import_module("run")
+    sys.path.remove(str(FOLDER))
+    return module.execute(module.Job(*JOB))
+
+
+def test_rows_of_a_run_are_its_curve_and_its_end(rows):
+    *curve, last = rows
+    assert [row["step"] for row in curve] == list(range(100, 2501, 100))
+    assert all(1 <= float(row["eval_return"]) <= 500 for row in curve)
+    assert 8 <= float(curve[-1]["train_return"]) <= 500 and "greedy" not in curve[-1]
+    assert 2000 < last["step"] <= 2500
+    assert last["command"] == (
+        "grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 "
+        "--num-groups 1 --group-size 4 --num-minibatches 2 --seed 7"
+    )
+    assert last["seconds"] and "torch 2" in last["versions"] and last["commit"]
+
+
+def test_the_rows_are_what_the_script_gives(rows):
+    """The same flags in this process: returns after training, greedy and sampled, and of the last training episodes."""
+    module = importlib.import_module("grpo_outcome")
+    options = {"num_groups": 1, "group_size": 4, "num_minibatches": 2, "eval_episodes": 100}
+    args = module.Args(seed=7, total_timesteps=2500, **options)
+    summary = module.train(args)
+    assert float(rows[-1]["greedy"]) == pytest.approx(summary["eval_returns"].mean(), rel=1e-5)
+    assert float(rows[-1]["train_return"]) == pytest.approx(summary["train_return"], abs=0.01)
+    env = module.make_env(args.env_id)
+    policy = module.Policy(env.observation_space, env.action_space)
+    _, _, saved = module.load(summary["run_dir"] / "model.pt", "")
+    policy.load_state_dict(saved["policy"])
+    assert float(rows[-1]["sampled"]) == pytest.approx(module.evaluate(policy, args, greedy=False).mean(), rel=1e-5)
+
+
+def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypatch, tmp_path, capsys):
+    executed = []
+
+    class Pool:  # in this process
+        def __init__(self, *_, **__): ...
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_): ...
+        def submit(self, function, job):
+            executed.append(job)
+            future = importlib.import_module("concurrent.futures").Future()
+            future.set_result([dict(row) for row in rows[:-1]] + [rows[-1] | {"command": job.command}])
+            return future
+
+    monkeypatch.setattr(run, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(sys, "argv", ["run.py", "small"])
+    run.main()
+    run.main()
+    assert len(executed) == 1
+    with open(tmp_path / "small.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == len(rows) and table[-1]["greedy"] == rows[-1]["greedy"]
+
+    lines = Path(tmp_path / "small.csv").read_text().splitlines()
+    Path(tmp_path / "small.csv").write_text("\n".join(lines[:-1]))  # the power failed before the last row
+    run.main()
+    assert len(executed) == 2
+
+    changed = (*JOB[:5], JOB[5] + " --gamma 0.9")
+    monkeypatch.setattr(importlib.import_module("studies"), "STUDIES", {"small": lambda: [changed]})
+    run.main()
+    run.main()
+    assert len(executed) == 3 and len(run.read(tmp_path / "small.csv")) == 1
+
+
+def test_a_run_that_fails_says_why(run):
+    with pytest.raises(RuntimeError, match="--group-size must be from 2"):
+        importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
