@@ -77,6 +77,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
     "Acrobot-v1": ["1x16 4:4 1e-3", "1x16 4:4 1e-3", "1x16 4:4 1e-3", "4x4 8:4 3e-3", "16x64 4:4 4e-3"],
     "MountainCarContinuous-v0": ["4x4 8:4 3e-3", "4x4 8:4 3e-3", "2x16 8:8 1e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
     "Pendulum-v1": ["4x4 8:4 3e-3", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
+    "LunarLander-v3": ["4x4 8:4 3e-3", "2x16 4:8 5e-4", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
 }
 OTHER = set()  # environments and variants for which the second setting of "another_discount" was better
 

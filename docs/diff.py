@@ -1,0 +1,52 @@
+"""Write docs/diff.md: how the scripts differ, from the scripts themselves.
+
+python docs/diff.py
+"""
+
+import ast
+import difflib
+from itertools import combinations
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GRPO = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"]
+HEAD = """# The diff is the algorithm
+
+Written by `python docs/diff.py`; a test keeps it current, and another sees to it that nothing else differs. What does
+differ between two GRPO scripts is the docstring, the options and defaults tuned for the variant, `compute_advantages`,
+and its one call.
+"""
+
+
+def unified(one: str, other: str) -> str:
+    texts = [(ROOT / name).read_text().splitlines() for name in (one, other)]
+    return "\n".join(difflib.unified_diff(*texts, one, other, n=1, lineterm=""))
+
+
+def definitions(name: str) -> dict[str, str]:
+    """The source of each function and class of a script, by name."""
+    text = (ROOT / name).read_text()
+    nodes = [node for node in ast.parse(text).body if hasattr(node, "name")]
+    return {node.name: ast.get_source_segment(text, node) for node in nodes}
+
+
+def page() -> str:
+    parts = [HEAD]
+    for one, other in combinations(GRPO, 2):
+        parts.append(f"## diff {one} {other}\n\n```diff\n{unified(one, other)}\n```\n")
+    ours, ppo = definitions("grpo_rtg.py"), definitions("ppo.py")
+    same = [name for name in ours if ours[name] == ppo.get(name)]
+    both = [name for name in ours if name in ppo and name not in same]
+    rows = {
+        "word for word the same": same,
+        "in both, with differences": both,
+        "only in grpo_rtg.py": [name for name in ours if name not in ppo],
+        "only in ppo.py": [name for name in ppo if name not in ours],
+    }
+    table = "\n".join(f"| {title} | {', '.join(f'`{name}`' for name in names)} |" for title, names in rows.items())
+    parts.append(f"## grpo_rtg.py and ppo.py\n\n| | functions and classes |\n|-|-|\n{table}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "diff.md").write_text(page())

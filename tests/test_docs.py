@@ -1,0 +1,223 @@
+"""What docs and README say exists, links resolve, commands run, printed numbers are right."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
+
+import gymnasium as gym
+import pytest
+import torch
+
+from tests import child
+
+ROOT, DOCS = child.ROOT, child.ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+MODULES = [importlib.import_module(script) for script in child.SCRIPTS]
+sys.path.append(str(DOCS))
+diff = importlib.import_module("diff")
+
+# Names that pages mention and that are not of the four scripts: TRL's, Gymnasium's, Python's, examples.
+FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps scale_rewards loss_type
+max_completion_length learning_rate frac_reward_zero_std kl entropy reset step terminated truncated Box Discrete
+MultiDiscrete MultiBinary Tuple Dict render_mode metadata max_episode_steps reward_threshold np_random random np.random
+gymnasium.Wrapper env.step env.reset gym.make module my_module PYTHONPATH GRPOConfig std mean uint8 docs tests runs"""
+OTHER_FLAGS = "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --cleanrl --cleanrl-python --help"
+
+
+def text_of(page) -> str:
+    return page.read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    """A page without its fenced code and displayed equations."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
+
+
+@cache
+def names() -> set[str]:
+    """Every function, class, method, field, local name and dictionary key of the four scripts and the examples."""
+    words = set()
+    for path in [*(ROOT / f"{script}.py" for script in child.SCRIPTS), *DOCS.glob("**/*.py")]:
+        words |= set(re.findall(r"[A-Za-z_]\w*", path.read_text()))
+    return words
+
+
+def exists(name: str) -> bool:
+    for module in MODULES:
+        target = module
+        try:
+            for part in name.removeprefix(f"{module.__name__}.").split("."):
+                target = getattr(target, part)
+            return True
+        except AttributeError:
+            pass
+    return False
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "performance.md"], ids=lambda page: page.name)
+def test_every_function_that_a_page_names_exists(page):
+    """As a function, class or method, or at least as a word of a script or an example: a variable, a key, a tag."""
+    for name in set(re.findall(r"`([A-Za-z_][\w.]*)`", prose(text_of(page)))) - set(FOREIGN.split()):
+        if re.search(r"\.(py|md|pt|svg|txt|csv)$", name):
+            continue
+        assert exists(name) or names().issuperset(name.split(".")), name
+
+
+def test_the_functions_of_paper_to_code_are_in_the_scripts():
+    """Not only anywhere in their text: each is a function, class or method."""
+    text = prose(text_of(DOCS / "paper-to-code.md"))
+    named = set(re.findall(r"`([A-Za-z_][\w.]*)`", text)) - set(FOREIGN.split())
+    named = {name for name in named if not re.search(r"\.(py|md|pt)$", name)}
+    assert {"compute_advantages", "grpo_loss", "Policy.sampler", "step_weights"} <= named
+    assert [name for name in named if not exists(name)] == []
+
+
+@each_page
+def test_every_flag_that_a_page_names_exists(page):
+    flags = {name for module in MODULES for name in module.Args.__dataclass_fields__}
+    known = {f"--{name.replace('_', '-')}" for name in flags} | {f"--no-{name.replace('_', '-')}" for name in flags}
+    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text_of(page))) - set(OTHER_FLAGS.split()):
+        assert flag in known, flag
+
+
+def test_defaults_in_the_table_of_symbols_are_those_of_the_script():
+    args, rows = (
+        MODULES[2].Args(),
+        re.findall(r"\| `--([a-z-]+)`[^|]*\| ([\d.]+) \|", text_of(DOCS / "paper-to-code.md")),
+    )
+    assert len(rows) >= 7
+    for flag, value in rows:
+        assert getattr(args, flag.replace("-", "_")) == float(value), flag
+
+
+def anchors(path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@each_page
+def test_links_and_pictures_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        path = (page.parent / path) if path else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+def test_the_index_links_every_page():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of(DOCS / "README.md")))
+    assert linked == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_the_diffs_are_current():
+    assert text_of(DOCS / "diff.md") == diff.page(), "python docs/diff.py"
+
+
+CODE = [(page.name, i, code) for page in PAGES for i, code in enumerate(blocks(text_of(page), "python"))]
+CODE = [(name, i, code) for name, i, code in CODE if not code.startswith("def forward(x)")]  # a fragment
+
+
+@pytest.mark.parametrize("code", [code for *_, code in CODE], ids=[f"{name}-{i}" for name, i, _ in CODE])
+def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys):
+    exec(compile(code, "page", "exec"), {})
+    printed = capsys.readouterr().out
+    for line, said in zip(printed.split("tensor")[1:], re.findall(r"print\(.*\)  # (.*)", code)):
+        numbers = [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line.replace("float64", ""))]
+        expected = [float(x) for x in re.findall(r"-?\d+\.?\d*", re.sub(r"float64|K = 1|G = 2|T = 3", "", said))]
+        assert numbers == pytest.approx(expected, abs=6e-4), line
+    assert printed
+
+
+GROUP = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
+MASK = torch.tensor([[[1, 1, 1], [1, 1, 0], [1, 0, 0]]], dtype=torch.bool)
+WORKED = [
+    ("grpo_outcome", {}, [1, 1, 1, 0, 0, -1]),
+    ("grpo_process", {}, [-0.477, 0.000, 0.477, 0.000, 1.430, 0.477]),
+    ("grpo_rtg", {}, [1.550, 0.221, -1.107, 0.221, 0.221, -1.107]),
+    ("grpo_rtg", {"baseline": "timestep"}, [1.581, 0, 0, 0, 0, -1.581]),
+]
+
+
+@pytest.mark.parametrize(("script", "options", "expected"), WORKED)
+def test_the_group_that_the_pages_work_by_hand(script, options, expected):
+    """Whose table, for each member, has these advantages as its last column."""
+    advantages = importlib.import_module(script).compute_advantages(GROUP, MASK, 1.0, **options)
+    assert advantages[MASK].tolist() == pytest.approx(expected, abs=6e-4)
+    rows = re.findall(r"^\| [123] \|.*\| (-?[\d.]+(?:, -?[\d.]+)*) \|$", text_of(DOCS / f"{script}.md"), re.MULTILINE)
+    tables = [[float(x) for row in rows[i : i + 3] for x in row.split(", ")] for i in range(0, len(rows), 3)]
+    assert any(table == pytest.approx(expected) for table in tables)
+
+
+def commands() -> list[str]:
+    """Every command in the pages: indented lines and what stands in backticks."""
+    found = []
+    for page in PAGES:
+        text = text_of(page)
+        found += re.findall(
+            r"^    ((?:python|torchrun|pytest|pip|tensorboard) .*?)(?:  +#.*)?$", text, flags=re.MULTILINE
+        )
+        found += re.findall(r"`((?:python|pip) [^`…]*)`", text)
+        found += [f"python {row}" for row in re.findall(r"^\| `((?:grpo_\w+|ppo)\.py[^`]*)` \|", text, re.MULTILINE)]
+    return sorted(set(found))
+
+
+TRAINING = [x for x in commands() if re.match(r"python (grpo_\w+|ppo)\.py(?!.*(--help|<run>))", x)]
+ELSEWHERE = {  # command: the test that runs it, or why none does
+    r"pip install": "what CI begins with",
+    r"pytest": "this",
+    r"tensorboard": "a server",
+    r"torchrun": "test_distributed.py",
+    r"python \S+ --help": "test_cli.py",
+    r"python \S+ --(evaluate|resume) ": "test_cli.py, test_reliability.py",
+    r"python docs/benchmark/(learning|speed)\.py": "minutes to hours",
+    r"python docs/benchmark/run\.py": "test_benchmark.py",
+    r"python docs/benchmark/report\.py": "test_the_report_is_current",
+    r"python docs/figures/draw\.py": "needs what docs/benchmark/requirements.txt installs",
+    r"python docs/diff\.py": "test_the_diffs_are_current",
+    r"python docs/examples/arithmetic\.py": "test_examples.py",
+    r"python -X importtime": "performance.md's own measurement",
+}
+
+
+def test_every_command_is_run_by_a_test():
+    """Or is listed above with the reason why it is not."""
+    others = [x for x in commands() if x not in TRAINING and not any(re.match(start, x) for start in ELSEWHERE)]
+    assert others == [] and len(TRAINING) > 10
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_training_commands_run(command, tmp_path):
+    """With their own flags, on a budget of one iteration or a few, of short episodes."""
+    _, script, *flags = shlex.split(command)
+    env_id = flags[flags.index("--env-id") + 1] if "--env-id" in flags else "CartPole-v1"
+    try:
+        gym.make(env_id).close()
+    except gym.error.DependencyNotInstalled as error:
+        pytest.skip(str(error))
+    values = {name: int(value) for name, value in pairwise(flags) if value.isdigit()}
+    episodes = values.get("--num-groups", 2) * values.get("--group-size", 32)
+    steps = values.get("--num-envs", 16) * values.get("--num-steps", 64) if script == "ppo.py" else 30 * episodes
+    budget = ["--total-timesteps", 2 * steps, "--max-episode-steps", 30, "--eval-episodes", 1, "--update-epochs", 1]
+    status = child.run(script.removesuffix(".py"), *flags, *budget, folder=tmp_path)
+    assert status == 0, (tmp_path / "err.txt").read_text()
+
+
+def test_the_report_is_current():
+    """Tables and figures of results.md are what report.py makes of the CSVs."""
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    before = text_of(DOCS / "results.md")
+    subprocess.run([sys.executable, DOCS / "benchmark" / "report.py"], check=True, capture_output=True)
+    assert text_of(DOCS / "results.md") == before
