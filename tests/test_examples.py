@@ -80,7 +80,7 @@ def test_the_wrapper_pays_once_at_the_end():
         rewards.append(reward)
         ended = terminated or truncated
     assert rewards[:-1] == [0.0] * (len(rewards) - 1)
-    assert rewards[-1] == (-1e6 if truncated else -(2.0 ** len(rewards)))
+    assert rewards[-1] == (-1e6 if truncated else -float(len(rewards) ** 2))
 
 
 @pytest.mark.parametrize(("emitted", "outcome", "process"), [

@@ -44,7 +44,7 @@ class EpisodeScore(gym.Wrapper):
 
 def prefers_short_ways(observations: list, actions: list, truncated: bool) -> float:
     """The judge of the grid world: arriving is better than not, and of two arrivals the sooner one."""
-    return -1e6 if truncated else -(2.0 ** len(actions))
+    return -1e6 if truncated else -float(len(actions) ** 2)
 
 
 def make(render_mode: str | None = None) -> gym.Env:
