@@ -81,6 +81,8 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
 }
 OTHER = {  # environments and variants for which "another discount" was better still
     ("CartPole-v1", "outcome"),
+    *(("Acrobot-v1", variant) for variant in VARIANTS),
+    ("MountainCarContinuous-v0", "process"),
     ("Pendulum-v1", "process"),
     ("Pendulum-v1", "PPO"),
     ("LunarLander-v3", "process"),
@@ -136,4 +138,32 @@ def main():
                     yield env, variant, seed, STEPS[env], script, tuned(env, variant)
 
 
-STUDIES = {"tuning": tuning, "main": main}
+ABLATION_STEPS = {"CartPole-v1": 100_000, "Acrobot-v1": 200_000, "LunarLander-v3": 300_000}
+ABLATIONS = {  # flags that come after the tuned ones, and override them
+    "tuned": "",
+    "unseeded": "--no-seed-groups",
+    **{f"G = {g}, K = {64 // g}": f"--group-size {g} --num-groups {64 // g}" for g in (2, 4, 8, 16, 32, 64)},
+    "unseeded, G = 8, K = 1": "--no-seed-groups --group-size 8 --num-groups 1",
+    "unseeded, G = 64, K = 1": "--no-seed-groups --group-size 64 --num-groups 1",
+    "not divided by std": "--no-norm-std",
+    "trajectory average": "--loss-agg trajectory",
+    **{f"γ = {gamma}": f"--gamma {gamma}" for gamma in (0.9, 0.99, 0.999, 1.0)},
+    "β = 0.04, π_ref every iteration": "--kl-coef 0.04 --ref-update-interval 1",
+    "β = 0.04, π_ref every 20": "--kl-coef 0.04 --ref-update-interval 20",
+    "β = 0.04, π_ref never": "--kl-coef 0.04 --ref-update-interval 0",
+    "entropy 0.01": "--ent-coef 0.01",
+    "entropy 0.03": "--ent-coef 0.03",
+}
+
+
+def ablations():
+    """Single changes to the tuned flags of three variants, with fewer steps than the main study."""
+    for seed in range(1, 11):
+        for env, steps in ABLATION_STEPS.items():
+            for variant in ("outcome", "return-to-go", "return-to-go, timestep"):
+                for name, change in ABLATIONS.items():
+                    options = f"{tuned(env, variant)} {change}"
+                    yield env, f"{variant}: {name}", seed, steps, VARIANTS[variant], options, False
+
+
+STUDIES = {"tuning": tuning, "main": main, "ablations": ablations}
