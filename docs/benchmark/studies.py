@@ -83,6 +83,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("CartPole-v1", "outcome"),
     *(("Acrobot-v1", variant) for variant in VARIANTS),
     ("MountainCarContinuous-v0", "process"),
+    ("MountainCarContinuous-v0", "PPO"),
     ("Pendulum-v1", "process"),
     ("Pendulum-v1", "PPO"),
     ("LunarLander-v3", "process"),
