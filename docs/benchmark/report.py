@@ -106,17 +106,17 @@ def cell(env: str, values: np.ndarray) -> str:
 
 
 def tuning_table(table) -> str:
-    lines = ["| environment | variant | " + " | ".join(f"setting {i}" for i in range(1, 6)) + " |", "|-|-|" + "-|" * 5]
+    lines = ["| environment | variant | best setting | its mean | the others, best first |", "|-|-|-|-|-|"]
     for env, variants in table.items():
         by_variant = {}
         for name, runs in variants.items():
             variant, setting = name.split(": ", 1)
-            value = np.mean([final(runs, "greedy").mean(), final(runs, "sampled").mean()])
-            by_variant.setdefault(variant, {})[setting] = value
+            value = float(np.mean([final(runs, "greedy"), final(runs, "sampled")]))
+            by_variant.setdefault(variant, []).append((value, setting))
         for variant, settings in by_variant.items():
-            best = max(settings.values())
-            cells = [f"{'**' * (x == best)}{x:.4g}{'**' * (x == best)} ({name})" for name, x in settings.items()]
-            lines.append(f"| {env} | {variant} | {' | '.join(cells)} |")
+            (best, chosen), *others = sorted(settings, key=lambda pair: -pair[0])  # of equals the first in the list
+            rest = ", ".join(f"{value:.4g} ({setting})" for value, setting in others)
+            lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
     return "\n".join(lines)
 
 
@@ -177,14 +177,16 @@ def style(axes) -> None:
     axes.set_axisbelow(True)
 
 
-def spread(positions: np.ndarray, distance: float) -> np.ndarray:
-    """Positions moved as little as possible so that neighbours are a distance apart: labels that do not overlap."""
+def spread(positions: np.ndarray, distance: float, top: float) -> np.ndarray:
+    """Positions moved so that neighbours are a distance apart and none is above the top: labels that do not overlap."""
     order, moved = np.argsort(positions), np.sort(positions).astype(float)
     for _ in range(200):
         for i in range(len(moved) - 1):
             overlap = distance - (moved[i + 1] - moved[i])
             if overlap > 1e-9:
                 moved[i : i + 2] += (-overlap / 2, overlap / 2)
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], top - distance * (len(moved) - 1 - i))
     result = np.empty_like(moved)
     result[order] = moved
     return result
@@ -208,7 +210,7 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
         if env in THRESHOLD:
             axes.axhline(THRESHOLD[env], color=TEXT, linewidth=0.8, linestyle=":")
         bottom, top = axes.get_ylim()
-        places = spread(np.array(list(ends.values())), (top - bottom) * 0.11)
+        places = spread(np.array(list(ends.values())), (top - bottom) * 0.11, top)
         for (variant, end), place in zip(ends.items(), places):
             axes.annotate(
                 variant,
@@ -221,7 +223,7 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
                 arrowprops={"arrowstyle": "-", "color": COLOURS[variant], "linewidth": 0.6, "shrinkB": 0},
             )
         seeds = len(next(iter(variants.values())))
-        axes.set_title(f"{env} ({seeds} seeds)", loc="left", fontsize=10)
+        axes.set_title(f"{env}, {seeds} seeds", loc="left", fontsize=10)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k")
         style(axes)
     figure.supxlabel("environment steps", fontsize=10)
