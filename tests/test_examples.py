@@ -65,7 +65,7 @@ def test_all_scripts_solve_the_grid_world(script):
 def test_only_the_order_of_the_judgements_matters(monkeypatch):
     """Two judges that order episodes alike, one of them on another scale, train the same weights to the bit."""
     weights = []
-    for judge in (preferences.prefers_short_ways, lambda *episode: -1.0 if episode[2] else 1 / len(episode[1])):
+    for judge in (preferences.prefers_short_ways, lambda _, actions, arrived: 1 / len(actions) if arrived else -1.0):
         monkeypatch.setattr(preferences, "prefers_short_ways", judge)
         options = {"num_groups": 8, "group_size": 2, "num_minibatches": 2, "total_timesteps": 4000, "eval_episodes": 1}
         env_id = "docs.examples.preferences:PreferredGridWorld-v0"
@@ -74,6 +74,19 @@ def test_only_the_order_of_the_judgements_matters(monkeypatch):
     assert summary["steps"] > 2000
     for name, value in weights[0].items():
         assert np.array_equal(value, weights[1][name]), name
+
+
+def test_arriving_with_the_last_step_allowed_is_arriving():
+    env = preferences.EpisodeScore(
+        gym.wrappers.TimeLimit(preferences.grid_world.GridWorld(), 1), lambda *x: float(x[2])
+    )
+    scores = []
+    for seed in range(200):
+        obs, _ = env.reset(seed=seed)
+        obs, score, terminated, truncated, _ = env.step(0)
+        assert truncated and score == terminated
+        scores.append(score)
+    assert 0 < sum(scores) < 50
 
 
 def test_the_wrapper_pays_once_at_the_end():
@@ -85,7 +98,7 @@ def test_the_wrapper_pays_once_at_the_end():
         rewards.append(reward)
         ended = terminated or truncated
     assert rewards[:-1] == [0.0] * (len(rewards) - 1)
-    assert rewards[-1] == (-1e6 if truncated else -float(len(rewards) ** 2))
+    assert rewards[-1] == (-float(len(rewards) ** 2) if terminated else -1e6)
 
 
 @pytest.mark.parametrize(("emitted", "outcome", "process"), [
@@ -110,7 +123,9 @@ def test_held_out_prompts_are_never_drawn():
     for seed in range(3000):
         env.reset(seed=seed)
         drawn.add(tuple(env.prompt))
-    assert len(drawn) > 250 and not drawn & set(map(tuple, arithmetic.SPLITS["held-out"]))
+    held_out = {tuple(prompt) for prompt in arithmetic.SPLITS["held-out"]}
+    assert len(drawn) > 250 and not drawn & held_out and not {(b, a) for a, b in drawn} & held_out
+    assert len(held_out) > 80 and len(held_out) + len(arithmetic.SPLITS["train"]) == 400
 
 
 def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys, monkeypatch):

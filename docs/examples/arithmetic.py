@@ -1,10 +1,10 @@
-"""GRPO as the paper has it, in seconds: a policy that emits the tokens of a sum's answer, and a verifier that pays.
+"""GRPO as a language model has it, in a minute: a policy emits the tokens of a sum's answer, and a verifier pays.
 
     python docs/examples/arithmetic.py
 
 A policy is first pretrained on written-out sums, briefly, so that it is often wrong. Then each GRPO script trains it
 further: every update samples G answers to each of K prompts, and the KL penalty holds the policy to the pretrained one.
-What is printed is the share of right answers, on prompts of training and on prompts that no training has seen.
+What is printed is the share of right answers, on prompts that no training has seen and on those of training.
 
     here                                        paper                  TRL
     the sum that reset(seed=s) draws            question q             prompt
@@ -15,6 +15,7 @@ What is printed is the share of right answers, on prompts of training and on pro
     the pretrained policy, --kl-coef            π_ref, β               reference model, beta
 """
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -34,8 +35,11 @@ STEPS = 100_000  # of each script: tokens
 END = 10  # the vocabulary: ten digits and the end of the answer
 MAX_TOKENS = 3  # two digits and END
 NUMBERS = 20  # a sum adds two of 0, …, 19
-PROMPTS = np.random.default_rng(0).permutation([(a, b) for a in range(NUMBERS) for b in range(NUMBERS)])
-SPLITS = {"held-out": PROMPTS[:100], "train": PROMPTS[100:]}
+PAIRS = np.random.default_rng(0).permutation([(a, b) for a in range(NUMBERS) for b in range(a + 1)])  # a ≥ b
+SPLITS = {  # a sum and the same with its numbers exchanged are in the same split: of 210 pairs a quarter is held out
+    name: np.array([p for a, b in pairs for p in ([(a, b), (b, a)] if a > b else [(a, a)])])
+    for name, pairs in (("held-out", PAIRS[:52]), ("train", PAIRS[52:]))
+}
 
 
 def answer(a: int, b: int) -> list[int]:
@@ -47,7 +51,7 @@ class Arithmetic(gym.Env):
     """An episode is the answer to one sum, an action the next token; seen are the sum and the tokens so far.
 
     With supervision "outcome" the last token pays 1 if the whole answer is right; with "process" every token that is
-    right in its place pays 1.
+    the right answer's in its place pays 1. An answer ends with END, or after MAX_TOKENS tokens.
     """
 
     metadata = {"render_modes": ["ansi"]}
@@ -128,7 +132,8 @@ def finetune(script, pretrained: dict, env_id: str, steps: int, **options) -> to
         start = Path(folder, "checkpoint.pt")
         script.save(start, args, script.Run(), policy=policy, reference=policy, optimizer=optimizer)
         args.resume = str(start)
-        summary = script.train(args)
+        with contextlib.redirect_stdout(None):  # its files lie in a folder that is deleted
+            summary = script.train(args)
         policy.load_state_dict(script.load(summary["run_dir"] / "model.pt", env_id)[2]["policy"])
     return policy
 
@@ -142,13 +147,14 @@ def main() -> None:
     pretrain(policy, steps=300)
     pretrained = policy.state_dict()
     options = {"num_groups": 16, "group_size": 8, "kl_coef": 0.04, "learning_rate": 1e-2, "num_minibatches": 4}
-    options |= {"update_epochs": 2, "clip_coef": 0.2, "gamma": 1.0}
+    options |= {"update_epochs": 2, "clip_coef": 0.2, "gamma": 1.0, "loss_agg": "trajectory"}
     policies = {"pretrained": policy}
     for script, name in (
         (grpo_outcome, "Arithmetic-v0"),
         (grpo_process, "ArithmeticProcess-v0"),
         (grpo_rtg, "ArithmeticProcess-v0"),
     ):
+        print(f"{script.__name__} on {name}")
         policies[f"{script.__name__}, {name}"] = finetune(script, pretrained, module + name, STEPS, **options)
     print(f"\n{'share of right answers':45} held out: sampled  greedy   train: sampled  greedy")
     for name, policy in policies.items():

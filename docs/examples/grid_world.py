@@ -1,4 +1,4 @@
-"""A 5×5 grid world: an environment of one's own, as any of the scripts trains it, from the folder they are in.
+"""A 5×5 grid world, as an example of an environment that Gymnasium does not ship. From the scripts' folder:
 
     python grpo_outcome.py --env-id docs.examples.grid_world:GridWorld-v0
 

@@ -1,4 +1,4 @@
-r"""Learning from preferences: no rewards, only which of two episodes somebody liked better.
+r"""Learning from judgements of whole episodes: no rewards, only a score at the end, of which only the order counts.
 
     python grpo_outcome.py --env-id docs.examples.preferences:PreferredGridWorld-v0 --num-groups 32 --group-size 2 \
         --learning-rate 2e-3 --num-minibatches 4 --ent-coef 0.03
@@ -8,20 +8,24 @@ would. With two members in a group, outcome supervision gives the better one
 
     (R_1 - (R_1 + R_2)/2) / std = (d/2) / (|d|/√2) = 1/√2,    d = R_1 - R_2 > 0
 
-and the other -1/√2, whatever the margin d: any judge that puts the two in the same order trains the same policy. The
-judge below has a scale that no sum of rewards would have.
+and the other -1/√2, whatever the margin d (above rounding): any judge that puts the two in the same order trains the
+same policy. The judge below has a scale that no sum of rewards would have.
 """
 
 from collections.abc import Callable
 
 import gymnasium as gym
+import numpy as np
+
+import docs.examples.grid_world as grid_world
 
 
 class EpisodeScore(gym.Wrapper):
     """Replace all rewards of an episode by one score, paid with its last step.
 
-    judge takes the episode's observations (one more than steps), its actions and whether it was truncated, and gives a
-    number; only the order of the numbers matters to a group of two. Wrap the environment after its time limit.
+    judge takes the episode's observations (one more than actions), its actions and whether it reached an end of its own
+    (terminated), and gives a number. Wrap the environment after its time limit: cut further out, by a limit that this
+    wrapper does not see, an episode is never scored.
     """
 
     def __init__(self, env: gym.Env, judge: Callable[[list, list, bool], float]):
@@ -30,25 +34,26 @@ class EpisodeScore(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         obs, info = self.env.reset(seed=seed, options=options)
-        self.observations, self.actions = [obs], []
+        self.observations, self.actions = [np.copy(obs)], []
         return obs, info
 
     def step(self, action):
         obs, _, terminated, truncated, info = self.env.step(action)
-        self.observations.append(obs)
+        self.observations.append(np.copy(obs))
         self.actions.append(action)
         ended = terminated or truncated
-        score = float(self.judge(self.observations, self.actions, truncated)) if ended else 0.0
+        score = float(self.judge(self.observations, self.actions, terminated)) if ended else 0.0
         return obs, score, terminated, truncated, info
 
 
-def prefers_short_ways(observations: list, actions: list, truncated: bool) -> float:
+def prefers_short_ways(observations: list, actions: list, arrived: bool) -> float:
     """The judge of the grid world: arriving is better than not, and of two arrivals the sooner one."""
-    return -1e6 if truncated else -float(len(actions) ** 2)
+    return -float(len(actions) ** 2) if arrived else -1e6
 
 
 def make(render_mode: str | None = None) -> gym.Env:
-    return EpisodeScore(gym.make("docs.examples.grid_world:GridWorld-v0", render_mode=render_mode), prefers_short_ways)
+    limited = gym.wrappers.TimeLimit(grid_world.GridWorld(render_mode), 50)
+    return EpisodeScore(limited, prefers_short_ways)
 
 
 gym.register("PreferredGridWorld-v0", make, max_episode_steps=50)

@@ -3,7 +3,7 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/figures/draw.py
 
-variants.svg: the advantages of one group by every variant. A policy half-way through learning LunarLander plays eight
+variants.svg: the advantages of one group by every variant. A policy that has learned to land in LunarLander plays eight
 episodes from one start; each panel has a row for each member and a column for each time step.
 flow.svg: the way of a group from one seed to one update, with the numbers of a small group of CartPole.
 """
@@ -26,7 +26,7 @@ import grpo_process
 import grpo_rtg
 
 
-def half_trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
+def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
     """Eight environments and a policy that has learned for some steps."""
     args = grpo_rtg.Args(env_id=env_id, total_timesteps=steps, baseline="timestep", num_groups=4, group_size=4)
     args.learning_rate, args.update_epochs, args.num_minibatches, args.eval_episodes = 3e-3, 8, 4, 1
@@ -40,7 +40,7 @@ def half_trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
 
 
 def draw_variants() -> None:
-    envs, policy = half_trained("LunarLander-v3", 200_000)
+    envs, policy = trained("LunarLander-v3", 200_000)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
     rewards, mask = episodes.rewards[None], episodes.mask[None]
     order = rewards[0].sum(-1).argsort(descending=True)
@@ -106,7 +106,7 @@ def draw_flow() -> None:
 
     clip, ratio = 0.2, np.linspace(0.5, 1.5, 201)
     panels[3].set_title("4  clipped objective, per step\ngrpo_loss", fontsize=10)
-    for sign, colour, label in ((1, "#E08214", "Â = +1"), (-1, "#8073AC", "Â = -1")):
+    for sign, colour, label in ((1, "#8073AC", "Â = +1"), (-1, "#E08214", "Â = -1")):
         objective = np.minimum(ratio * sign, ratio.clip(1 - clip, 1 + clip) * sign)
         panels[3].plot(ratio, objective, color=colour, linewidth=2)
         panels[3].annotate(label, (0.52, objective[0] + 0.35 * sign), color=colour, fontsize=9, va="center")
