@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """Options of a run. README has the flags for other environments than the default."""
+    """Options of a run. docs/results.md has the flags tuned for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes the initial weights, the start states and the sampling
