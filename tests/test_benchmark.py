@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,3 +100,21 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypat
 def test_a_run_that_fails_says_why(run):
     with pytest.raises(RuntimeError, match="--group-size must be from 2"):
         importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
+
+
+def test_learning_prints_a_row_of_readmes_table():
+    flags = ["--total-timesteps", "3000", "--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
+    command = [sys.executable, FOLDER / "learning.py", "--seeds", "1-2", "--jobs", "2", "--reach", "0", "--"]
+    done = subprocess.run([*command, "grpo_outcome.py", *flags], capture_output=True, text=True, check=True)
+    number = r"-?[\d,]+(?:\.\d)?"
+    cell = rf"{number} \[{number}, {number}\]"
+    assert re.fullmatch(
+        rf"\| `grpo_outcome.py .*` \| {cell} \| {cell} \| {cell} \| 2 of 2 at 0 \(greedy\) \|\n", done.stdout
+    )
+
+
+def test_speed_knows_the_tables_of_its_page():
+    """That it starts, and has the tables that docs/performance.md names. They take minutes to hours."""
+    done = subprocess.run([sys.executable, FOLDER / "speed.py", "--help"], capture_output=True, text=True, check=True)
+    named = re.findall(r"python docs/benchmark/speed\.py (\w+)", (FOLDER.parent / "performance.md").read_text())
+    assert len(named) >= 4 and all(f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named)

@@ -182,10 +182,11 @@ ELSEWHERE = {  # command: the test that runs it, or why none does
     r"torchrun": "test_distributed.py",
     r"python \S+ --help": "test_cli.py",
     r"python \S+ --(evaluate|resume) ": "test_cli.py, test_reliability.py",
-    r"python docs/benchmark/(learning|speed)\.py": "minutes to hours",
+    r"python docs/benchmark/learning\.py": "test_benchmark.py",
+    r"python docs/benchmark/speed\.py": "test_benchmark.py",
     r"python docs/benchmark/run\.py": "test_benchmark.py",
     r"python docs/benchmark/report\.py": "test_the_report_is_current",
-    r"python docs/figures/draw\.py": "needs what docs/benchmark/requirements.txt installs",
+    r"python docs/figures/draw\.py": "test_the_drawn_pictures_are_current",
     r"python docs/diff\.py": "test_the_diffs_are_current",
     r"python docs/examples/arithmetic\.py": "test_examples.py",
     r"python -X importtime": "performance.md's own measurement",
@@ -215,10 +216,22 @@ def test_training_commands_run(command, tmp_path):
     assert status == 0, (tmp_path / "err.txt").read_text()
 
 
+def written(command: list) -> list[tuple[str, str]]:
+    """The pages and pictures before and after a command that writes some of them."""
+    paths = [DOCS / "results.md", *sorted((DOCS / "figures").glob("*.svg"))]
+    before = [path.read_text() for path in paths]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    return list(zip(before, [path.read_text() for path in paths]))
+
+
 def test_the_report_is_current():
     """Tables and figures of results.md are what report.py makes of the CSVs."""
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
-    before = text_of(DOCS / "results.md")
-    subprocess.run([sys.executable, DOCS / "benchmark" / "report.py"], check=True, capture_output=True)
-    assert text_of(DOCS / "results.md") == before
+    assert all(before == after for before, after in written([DOCS / "benchmark" / "report.py"]))
+
+
+def test_the_drawn_pictures_are_current():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("Box2D")
+    assert all(before == after for before, after in written([DOCS / "figures" / "draw.py"]))
