@@ -1,9 +1,9 @@
-"""Tables and figures of docs/results.md from the CSVs that run.py wrote.
+"""The study's tables and figures in docs/, from the CSVs that run.py wrote.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/report.py
 
-Tables replace what stands in results.md between "<!-- table NAME -->" and "<!-- end -->"; figures go to docs/figures.
+Tables replace what stands in docs/*.md between "<!-- table NAME -->" and "<!-- end -->"; figures go to docs/figures.
 Following Agarwal et al. 2021 (arXiv:2108.13264): the interquartile mean (IQM), with 95% percentile bootstrap intervals
 that resample seeds within each environment, and the probability of improvement.
 """
@@ -129,6 +129,19 @@ def main_table(table) -> str:
             minutes = f"{np.median(final(runs, 'seconds')) / 60:.1f}"
             steps = f"{studies.STEPS[env]:,}"
             lines.append(f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} | {minutes} |")
+    return "\n".join(lines)
+
+
+def script_table(table, names: list[str]) -> str:
+    """What some variants reach, beside PPO: for the page of a script."""
+    names = dict.fromkeys([*names, "PPO"])
+    heads = [f"{name}: greedy | sampled" for name in names]
+    lines = [f"| environment, steps | {' | '.join(heads)} |", "|-|" + "-|-|" * len(heads)]
+    for env, variants in table.items():
+        if all(name in variants for name in names):
+            runs = [(variants[name], column) for name in names for column in ("greedy", "sampled")]
+            cells = [cell(env, final(rows, column)) for rows, column in runs]
+            lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -302,12 +315,16 @@ def main() -> None:
     use_style()
     tables = {"tuning": (tuning_table, "tuning"), "main": (main_table, "main"), "summary": (summary_table, "main")}
     tables |= {"commands": (command_table, "main"), "ablations": (ablation_table, "ablations")}
-    page = (DOCS / "results.md").read_text()
-    for name in re.findall(r"<!-- table (\w+) -->", page):
-        make, study = tables[name]
-        before, start, rest = page.partition(f"<!-- table {name} -->\n")
-        page = before + start + make(load(study)) + "\n" + rest[rest.index("<!-- end -->") :]
-    (DOCS / "results.md").write_text(page)
+    for script in set(studies.VARIANTS.values()):
+        variants = [name for name, file in studies.VARIANTS.items() if file == script]
+        tables[Path(script).stem] = (partial(script_table, names=variants), "main")
+    for path in DOCS.glob("*.md"):
+        page = path.read_text()
+        for name in re.findall(r"<!-- table (\w+) -->", page):
+            make, study = tables[name]
+            before, start, rest = page.partition(f"<!-- table {name} -->\n")
+            page = before + start + make(load(study)) + "\n" + rest[rest.index("<!-- end -->") :]
+        path.write_text(page)
     if table := load("main"):
         draw_curves(table, "train_return", "training", "mean return of training episodes")
         draw_curves(table, "eval_return", "greedy", "mean return of greedy evaluations")
