@@ -229,6 +229,9 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
         if env in THRESHOLD:
             axes.axhline(THRESHOLD[env], color=TEXT, linewidth=0.8, linestyle=":")
         bottom, top = axes.get_ylim()
+        if env in THRESHOLD:  # what is far below a random policy would press the rest together
+            bottom = max(bottom, RANDOM[env] - 0.5 * (THRESHOLD[env] - RANDOM[env]))
+            axes.set_ylim(bottom, top)
         places = spread(np.array(list(ends.values())), (top - bottom) * 0.11, top)
         for (variant, end), place in zip(ends.items(), places):
             axes.annotate(
