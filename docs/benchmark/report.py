@@ -301,6 +301,36 @@ def draw_summary(table) -> None:
     save(figure, "summary")
 
 
+def draw_ablations(table) -> None:
+    """Training return with each single change to the tuned flags, a panel for each environment with all the changes."""
+    shown = [env for env in table if any(name.endswith(list(studies.ABLATIONS)[-1]) for name in table[env])]
+    settings = list(studies.ABLATIONS)
+    figure, panels = plt.subplots(1, len(shown), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False)
+    variants = [variant for variant in COLOURS if any(f"{variant}: tuned" in table[env] for env in shown)]
+    offsets = dict(zip(variants, np.linspace(-0.22, 0.22, len(variants))))
+    for axes, env in zip(panels.flat, shown):
+        for name, runs in table[env].items():
+            variant, setting = name.split(": ", 1)
+            y, (value, low, high) = settings.index(setting), interval([final(runs, "train_return")], iqm)
+            place, colour = y + offsets[variant], COLOURS[variant]
+            axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
+            axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
+            if setting == "tuned":
+                axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
+        for y in range(1, len(settings), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color=TEXT, alpha=0.08, linewidth=0)
+        axes.set_title(f"{env}, {studies.ABLATION_STEPS[env]:,} steps", loc="left", fontsize=10)
+        style(axes)
+        axes.grid(visible=False, axis="y")
+    panels.flat[0].set(yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
+    panels.flat[0].set_yticklabels(settings)
+    figure.supxlabel("mean return of the last 100 training episodes", fontsize=10)
+    handles = [plt.Line2D([], [], color=COLOURS[v], marker=MARKERS[v], linestyle="", label=v) for v in variants]
+    figure.legend(handles=handles, ncols=len(handles), loc="upper right", frameon=False, labelcolor=TEXT)
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    save(figure, "ablations")
+
+
 def save(figure, name: str) -> None:
     (DOCS / "figures").mkdir(exist_ok=True)
     path = DOCS / "figures" / f"{name}.svg"
@@ -333,6 +363,8 @@ def main() -> None:
         draw_curves(table, "train_return", "training", "mean return of training episodes")
         draw_curves(table, "eval_return", "greedy", "mean return of greedy evaluations")
         draw_summary(table)
+    if table := load("ablations"):
+        draw_ablations(table)
 
 
 if __name__ == "__main__":
