@@ -43,7 +43,7 @@ def test_grid_world_step_by_step():
 FLAGS = {
     "grpo_outcome": {"total_timesteps": 60_000},
     "grpo_process": {"total_timesteps": 60_000},
-    "grpo_rtg": {"total_timesteps": 60_000, "num_groups": 4, "group_size": 8},
+    "grpo_rtg": {"total_timesteps": 60_000},
     "ppo": {"total_timesteps": 40_000},
 }
 
