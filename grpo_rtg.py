@@ -12,7 +12,9 @@ by env.reset(seed=s). Maximized is Eq. 3, averaged over K groups too, with the K
 
 This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) normalizes all returns-to-go of the group:
 
-    G_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (G_{i,t} - mean) / std    over all steps t of all members i
+    R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std    over all steps t of all members i
+
+With --baseline timestep the mean is that of the members alive at t; std is then of what is left, over all steps.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken once after the rollout
@@ -83,7 +85,7 @@ class Args:
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over each episode first (Eq. 3), or over all steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # end an iteration's passes once KL(π_old, π_θ) exceeds this, in nats
+    target_kl: float | None = None  # no more passes once the last minibatch's KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
     norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
@@ -108,6 +110,7 @@ def check_args(args: Args) -> None:
     """Raise UserError if an option is out of range."""
     for names, low, high in (
         ("group_size", 2, 2**31),
+        ("total_timesteps", 1, 2**63),
         ("num_groups update_epochs num_minibatches hidden_size num_threads", 1, 2**31),
         ("eval_episodes checkpoint_interval", 1, 2**31),
         ("seed eval_interval max_episode_steps ref_update_interval kl_coef ent_coef", 0, 2**31),
@@ -127,7 +130,12 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
     """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
     try:
         mode = "rgb_array" if video_dir else render_mode
-        options = {"max_episode_steps": max_episode_steps or None} | ({"render_mode": mode} if mode else {})
+        options = {"max_episode_steps": max_episode_steps or None}
+        if mode:
+            options["render_mode"] = mode
+            modes = gym.make(env_id, disable_env_checker=True).metadata.get("render_modes", ())
+            if not {mode, "rgb_array"}.intersection(modes):  # what draws images can be shown, too
+                raise ValueError(f"it has no render mode {mode}")
         env = gym.make(env_id, disable_env_checker=True, **options)
         if env.spec.max_episode_steps is None:
             env = gym.wrappers.TimeLimit(env, 1000)
@@ -177,9 +185,9 @@ class Policy(nn.Module):
     @torch.no_grad()
     def update_obs_stats(self, obs: torch.Tensor) -> None:
         """Merge observations [S, D] into the running mean and variance (Chan et al. 1979)."""
-        share, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
-        self.obs_var += share * (obs.var(0, correction=0) - self.obs_var + (1 - share) * delta**2)
-        self.obs_mean += share * delta
+        weight, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
+        self.obs_var += weight * (obs.var(0, correction=0) - self.obs_var + (1 - weight) * delta**2)
+        self.obs_mean += weight * delta
         self.obs_count += len(obs)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -201,7 +209,7 @@ class Policy(nn.Module):
         return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
 
     def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
-        """π_old: the policy as it is now, as a function that samples actions, or without rng takes the greedy ones.
+        """Gives a function that samples actions from the policy as it is now, π_old; without rng, the greedy ones.
 
         For observations [B, D] it returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants
         them: counted from the space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on
@@ -322,9 +330,11 @@ def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=fl
 def compute_advantages(rewards, mask, gamma: float, norm_std: bool = True, baseline: str = "group") -> torch.Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
-    Â_{i,t} = (G_{i,t} - mean) / std with G_{i,t} = Σ_{k≥0} γ^k r_{i,t+k}; the mean over all steps of the group, or with
+    Â_{i,t} = (R_{i,t} - mean) / std with R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k}; the mean over all steps of the group, or with
     baseline "timestep" over the members alive at t; the standard deviation of what is left over all steps of the group.
     """
+    if baseline not in ("group", "timestep"):
+        raise ValueError(f'baseline must be "group" or "timestep", not {baseline!r}')
     returns_to_go = discounted_sums(rewards.double().where(mask, 0), gamma)
     pooled = (1, 2) if baseline == "group" else 1
     mean = returns_to_go.where(mask, 0).sum(pooled, keepdim=True) / mask.sum(pooled, keepdim=True).clamp(min=1)
@@ -378,7 +388,9 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy, "approx_kl": approx_kl, "clipfrac": clipfrac}
-    loss = policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)  # 0: no backward
+    loss = (
+        policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)
+    )  # 0: left out of the graph
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
@@ -525,8 +537,8 @@ def compare_devices(policy: Policy, num_envs: int) -> str:
 
 def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
     """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
-    if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
-        raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
+    if args.capture_video:
+        make_env(args.env_id, render_mode="rgb_array")  # its error comes now, not after training
     if args.track:
         try:
             import wandb
@@ -592,6 +604,7 @@ def train(args: Args, signals=()) -> dict:
     run.rng = run.rng or share(rng.bit_generator.state)
     rng.bit_generator.state = run.rng[rank]
     told, start = False, time.perf_counter() - run.seconds
+    # disable=None: on a terminal only
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while True:
         try:
@@ -604,7 +617,7 @@ def train(args: Args, signals=()) -> dict:
                 checkpoint(args, run, run_dir, writer, parts)
             max_steps = args.total_timesteps - run.step
             episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups, max_steps)
-            sizes = share(len(episodes.obs) if episodes else max_steps + 1)  # steps of each process
+            sizes = share(max_steps + 1 if episodes is None else len(episodes.obs))  # steps of each process
         except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
@@ -612,6 +625,7 @@ def train(args: Args, signals=()) -> dict:
             break
         if run.iteration == 0 and min(sizes) < args.num_minibatches:
             raise UserError(f"--num-minibatches {args.num_minibatches} is more than the {min(sizes)} steps.")
+        # Algorithm 1: π_ref, the advantages, a flat batch of the steps really taken, the update
         refreshed = args.ref_update_interval and run.iteration % args.ref_update_interval == 0
         if refreshed:
             reference.load_state_dict(policy.state_dict())
@@ -639,7 +653,7 @@ def train(args: Args, signals=()) -> dict:
         run.seconds, run.rng = time.perf_counter() - start, share(rng.bit_generator.state)
         if no_signal.all() and writer and not told:
             told, why = True, "the members of every group tied"
-            if len(rewards[mask].unique()) == 1 and (lengths.std(-1) > 0).any():
+            if len(rewards[mask].unique()) == 1 and (returns.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"
             bar.write(f"No signal: every advantage of this iteration is 0, because {why}.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
@@ -703,7 +717,9 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
         best = run_dir / "best.pt"
         print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
     if args.save_model:
-        print(f"Watch: {next_command(args, '--evaluate', model)} --render --eval-episodes 3")
+        command, modes = next_command(args, "--evaluate", model), make_env(args.env_id).metadata.get("render_modes", ())
+        shown = {"human", "rgb_array"}.intersection(modes)
+        print(f"Watch: {command} --render --eval-episodes 3" if shown else f"Evaluate again: {command}")
     summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
     return summary | {"run_dir": run_dir}
 

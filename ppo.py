@@ -75,7 +75,7 @@ class Args:
     ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # end an iteration's passes once KL(π_old, π_θ) exceeds this, in nats
+    target_kl: float | None = None  # no more passes once the last minibatch's KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
     norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
@@ -120,7 +120,12 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
     """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
     try:
         mode = "rgb_array" if video_dir else render_mode
-        options = {"max_episode_steps": max_episode_steps or None} | ({"render_mode": mode} if mode else {})
+        options = {"max_episode_steps": max_episode_steps or None}
+        if mode:
+            options["render_mode"] = mode
+            modes = gym.make(env_id, disable_env_checker=True).metadata.get("render_modes", ())
+            if not {mode, "rgb_array"}.intersection(modes):  # what draws images can be shown, too
+                raise ValueError(f"it has no render mode {mode}")
         env = gym.make(env_id, disable_env_checker=True, **options)
         if env.spec.max_episode_steps is None:
             env = gym.wrappers.TimeLimit(env, 1000)
@@ -170,9 +175,9 @@ class Policy(nn.Module):
     @torch.no_grad()
     def update_obs_stats(self, obs: torch.Tensor) -> None:
         """Merge observations [S, D] into the running mean and variance (Chan et al. 1979)."""
-        share, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
-        self.obs_var += share * (obs.var(0, correction=0) - self.obs_var + (1 - share) * delta**2)
-        self.obs_mean += share * delta
+        weight, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
+        self.obs_var += weight * (obs.var(0, correction=0) - self.obs_var + (1 - weight) * delta**2)
+        self.obs_mean += weight * delta
         self.obs_count += len(obs)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -194,7 +199,7 @@ class Policy(nn.Module):
         return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
 
     def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
-        """π_old: the policy as it is now, as a function that samples actions, or without rng takes the greedy ones.
+        """Gives a function that samples actions from the policy as it is now, π_old; without rng, the greedy ones.
 
         For observations [B, D] it returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants
         them: counted from the space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on
@@ -402,7 +407,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
-    loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)  # 0: no backward
+    loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)  # 0: left out of the graph
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
@@ -549,8 +554,8 @@ def compare_devices(policy: Policy, num_envs: int) -> str:
 
 def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
     """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
-    if args.capture_video and make_env(args.env_id, render_mode="rgb_array").render_mode != "rgb_array":
-        raise UserError(f"{args.env_id} cannot be recorded: it has no render mode rgb_array.")
+    if args.capture_video:
+        make_env(args.env_id, render_mode="rgb_array")  # its error comes now, not after training
     if args.track:
         try:
             import wandb
@@ -625,6 +630,7 @@ def train(args: Args, signals=()) -> dict:
         print(compare_devices(policy, len(envs)))
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
     start = time.perf_counter() - run.seconds
+    # disable=None: on a terminal only
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
         parts["running"] = running
@@ -723,7 +729,9 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
         best = run_dir / "best.pt"
         print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
     if args.save_model:
-        print(f"Watch: {next_command(args, '--evaluate', model)} --render --eval-episodes 3")
+        command, modes = next_command(args, "--evaluate", model), make_env(args.env_id).metadata.get("render_modes", ())
+        shown = {"human", "rgb_array"}.intersection(modes)
+        print(f"Watch: {command} --render --eval-episodes 3" if shown else f"Evaluate again: {command}")
     summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
     return summary | {"run_dir": run_dir}
 

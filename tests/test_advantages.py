@@ -178,3 +178,8 @@ class TestPublishedBugs:
         raw = VARIANTS[name](rewards, mask, 1.0, False)[0, 0, 1].item()
         baseline = {"process": 17 / 5, "rtg": (8 + 7 + 9 + 8 + 3) / 5, "rtg_timestep": (7 + 8) / 2}[name]
         assert raw == pytest.approx(7 - baseline)
+
+
+def test_an_unknown_baseline_is_an_error():
+    with pytest.raises(ValueError, match='"group" or "timestep", not \'time\''):
+        grpo_rtg.compute_advantages(torch.ones(1, 2, 3), torch.ones(1, 2, 3, dtype=torch.bool), 1.0, baseline="time")

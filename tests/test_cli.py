@@ -117,7 +117,7 @@ BAD_INPUT = {
     "seed": (["--seed", "-1"], r"--seed must be"),
     "video of what cannot be rendered": (
         ["--env-id", "tests.envs:FromFive-v0", "--capture-video"],
-        r"cannot be recorded",
+        r"Cannot make tests.envs:FromFive-v0: it has no render mode rgb_array",
     ),
     "NaN reward": (
         ["--env-id", "tests.envs:TurnsNaN-v0"],
@@ -127,6 +127,7 @@ BAD_INPUT = {
         ["--env-id", "tests.envs:TurnsNaNObs-v0"],
         r"failed at step 2 \(action \d\) after reset\(seed=\d+\): .*observation \[nan nan\]",
     ),
+    "no budget": (["--total-timesteps", "0"], r"--total-timesteps must be from"),
     "nothing to render": (["--render"], r"--render needs --evaluate"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
@@ -246,6 +247,23 @@ def test_tied_groups_say_that_there_is_no_signal(cli, script):
     events = logged(run_dir)
     assert {x.value for x in events.Scalars("group/zero_std_frac")} == {1.0}
     assert {x.value for x in events.Scalars("losses/grad_norm")} == {0.0}
+
+
+@pytest.mark.parametrize("script", GRPO)
+def test_nothing_earned_is_a_tie_and_no_fault_of_process_supervision(cli, script):
+    """FrozenLake pays 0 until the goal: episodes of different lengths all earn 0."""
+    _, out, err = cli(script, "--env-id", "FrozenLake-v1", "--seed", 3, *SHORT[script])
+    assert "because the members of every group tied" in out + err and "compares steps" not in out + err
+
+
+@each_script
+def test_an_environment_that_cannot_be_shown_is_not_offered_to_be_watched(cli, script):
+    env_id = "docs.examples.grid_world:GridWorld-v0"  # renders text only
+    _, out, _ = cli(script, "--env-id", env_id, *SHORT[script])
+    assert "Evaluate again: python" in out and "Watch" not in out
+    [model] = Path("runs").glob("*/model.pt")
+    status, _, err = cli(script, "--evaluate", model, "--env-id", env_id, "--render")
+    assert status == 2 and f"Cannot make {env_id}: it has no render mode human" in err and err.count("\n") == 1
 
 
 @each_script

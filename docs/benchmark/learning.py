@@ -47,6 +47,7 @@ def main() -> None:
 
     def cell(name: str, digits: int) -> str:
         values = [result[name] for result in results]
+        digits += digits and max(map(abs, values)) < 10  # one more for small returns
         return f"{median(values):,.{digits}f} [{min(values):,.{digits}f}, {max(values):,.{digits}f}]"
 
     cells = [cell("train", 1), cell("greedy", 1), cell("steps", 0)]
