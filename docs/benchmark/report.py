@@ -103,7 +103,17 @@ def score(env: str, values: np.ndarray) -> np.ndarray:
 
 def cell(env: str, values: np.ndarray) -> str:
     digits = 2 if env == "FrozenLake-v1" else 1 if abs(THRESHOLD[env]) < 1000 else 0
-    return "{:.{n}f} [{:.{n}f}, {:.{n}f}]".format(*interval([values], iqm), n=digits)
+    return "{:z.{n}f} [{:z.{n}f}, {:z.{n}f}]".format(*interval([values], iqm), n=digits)
+
+
+def setting_of(env: str, variant: str, setting: str, command: str) -> str:
+    """A setting's name; for "another discount" the shape it belongs to and what is other about it."""
+    if setting != "another discount":
+        return setting
+    flag, symbol = ("--gae-lambda", "λ") if variant == "PPO" else ("--gamma", "γ")
+    shape = studies.BEST[env][list(studies.VARIANTS).index(variant)]
+    value = re.findall(flag + r" (\S+)", command)[-1]
+    return f"{shape}, {symbol} {value}"
 
 
 def tuning_table(table) -> str:
@@ -113,6 +123,7 @@ def tuning_table(table) -> str:
         for name, runs in variants.items():
             variant, setting = name.split(": ", 1)
             value = float(np.mean([final(runs, "greedy"), final(runs, "sampled")]))
+            setting = setting_of(env, variant, setting, runs[0][-1]["command"])
             by_variant.setdefault(variant, []).append((value, setting))
         for variant, settings in by_variant.items():
             (best, chosen), *others = sorted(settings, key=lambda pair: -pair[0])  # of equals the first in the list

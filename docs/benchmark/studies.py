@@ -65,6 +65,14 @@ PPO_SHAPES = {
 }
 # RL-Zoo's settings for LunarLander. What won with fewer steps fails with 1M, at -118; these reach 243 and more.
 RL_ZOO = ppo(16, 1024, 4, 256, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01 --gamma 0.999 --no-anneal-lr"
+MUJOCO = ("Hopper-v5", "HalfCheetah-v5")  # all variants with --norm-obs, as is usual there
+MUJOCO_PPO_SHAPES = {
+    "1x2048 10:32 3e-4": ppo(1, 2048, 10, 32, 3e-4),  # CleanRL's and SB3's
+    "8x256 10:32 3e-4": ppo(8, 256, 10, 32, 3e-4),
+    "8x256 10:16 1e-3": PPO_SHAPES["8x256 10:16 1e-3"],
+    "16x256 4:16 1e-3": PPO_SHAPES["16x256 4:16 1e-3"],
+    "16x512 4:64 3e-4": PPO_SHAPES["16x512 4:64 3e-4"],
+}
 SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "8x16 1:4 3e-3": grpo(8, 16, 1, 4, 3e-3),
     "8x16 4:4 1e-3": grpo(8, 16, 4, 4, 1e-3),
@@ -95,7 +103,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
 
 
 def shape_of(env: str, variant: str) -> str:
-    shapes = GRPO_SHAPES | SHORT_EPISODES | PPO_SHAPES
+    shapes = GRPO_SHAPES | SHORT_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
     return shapes[BEST[env][list(VARIANTS).index(variant)]]
 
 
@@ -105,7 +113,8 @@ def flags(env: str, variant: str, shape: str, discount: float | None = None) -> 
         return shape
     if discount is None:  # outcome and process supervision have none in the paper
         discount = 1.0 if variant in ("outcome", "process") else GAMMA.get(env, 0.99)
-    return " ".join(f"{OWN_FLAGS.get(variant, '')} --gamma {discount} {shape}".split())
+    own = f"{OWN_FLAGS.get(variant, '')} {'--norm-obs' if env in MUJOCO else ''}"
+    return " ".join(f"{own} --gamma {discount} {shape}".split())
 
 
 def another_discount(env: str, variant: str) -> str:
@@ -127,9 +136,10 @@ def tuned(env: str, variant: str) -> str:
 def tuning():
     for env in STEPS:
         grpo_shapes = SHORT_EPISODES if env == "FrozenLake-v1" else GRPO_SHAPES
+        ppo_shapes = MUJOCO_PPO_SHAPES if env in MUJOCO else PPO_SHAPES
         seeds = TUNING_SEEDS[:1] if STEPS[env] == 1_000_000 else TUNING_SEEDS  # these take minutes a run
         for variant, script in VARIANTS.items():
-            shapes = PPO_SHAPES if variant == "PPO" else grpo_shapes
+            shapes = ppo_shapes if variant == "PPO" else grpo_shapes
             settings = {name: flags(env, variant, shape) for name, shape in shapes.items()}
             if env in BEST:
                 settings["another discount"] = another_discount(env, variant)
@@ -146,7 +156,7 @@ def main():
     for seed in range(1, 11):
         for env in BEST:
             for variant, script in VARIANTS.items():
-                if seed <= 5 or env not in ("Hopper-v5", "HalfCheetah-v5"):
+                if seed <= 5 or env not in MUJOCO:
                     yield env, variant, seed, STEPS[env], script, tuned(env, variant)
 
 
