@@ -5,7 +5,7 @@
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) replaces PPO's critic by a group: G
 episodes from one start, each judged by the others. The paper's "question" is here an environment's start state, fixed
-by env.reset(seed=s). Maximized is Eq. 3, averaged over K groups too, with the KL penalty of Eq. 4 inside the sum:
+by env.reset(seed=s). The objective is Eq. 3, also averaged over K groups, with the KL penalty of Eq. 4 in the sum:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1

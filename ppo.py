@@ -5,7 +5,7 @@
 
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage Estimation (GAE,
 arXiv:1506.02438). Everything that it can share with grpo_outcome.py, grpo_process.py and grpo_rtg.py it shares word for
-word: network, sampling, minibatches, evaluation, logs. Maximized is, over all steps of N environments times T steps,
+word: network, sampling, minibatches, evaluation, logs. The objective, a mean over N environments times T steps, is
 
     min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ(a|s) / π_old(a|s)
 

@@ -30,6 +30,7 @@ COLOURS = {
 MARKERS = dict(zip(COLOURS, "sD^ov"))
 TEXT = "#808080"  # as far from white as from black
 RESAMPLES = 2000
+ENOUGH = 5  # seeds of an ablation's setting to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1). Pendulum has none: -200.
 RANDOM = {
     "CartPole-v1": 22.3,
@@ -196,6 +197,8 @@ def ablation_table(table) -> str:
     lines = ["| environment | variant | setting | greedy | sampled | training, last 100 | seeds |", "|-|-|-|-|-|-|-|"]
     for env, variants in table.items():
         for name, runs in variants.items():
+            if len(runs) < ENOUGH:
+                continue
             variant, setting = name.split(": ", 1)
             cells = [cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")]
             lines.append(f"| {env} | {variant} | {setting} | {' | '.join(cells)} | {len(runs)} |")
@@ -314,8 +317,11 @@ def draw_summary(table) -> None:
 
 def draw_ablations(table) -> None:
     """Training return with each single change to the tuned flags, a panel for each environment with all the changes."""
-    shown = [env for env in table if any(name.endswith(list(studies.ABLATIONS)[-1]) for name in table[env])]
+    table = {env: {name: runs for name, runs in names.items() if len(runs) >= ENOUGH} for env, names in table.items()}
     settings = list(studies.ABLATIONS)
+    shown = [env for env in table if any(name.endswith(settings[-1]) for name in table[env])]
+    if not shown:
+        return
     figure, panels = plt.subplots(1, len(shown), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False)
     variants = [variant for variant in COLOURS if any(f"{variant}: tuned" in table[env] for env in shown)]
     offsets = dict(zip(variants, np.linspace(-0.22, 0.22, len(variants))))

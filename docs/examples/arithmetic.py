@@ -50,7 +50,7 @@ def answer(a: int, b: int) -> list[int]:
 
 
 class Arithmetic(gym.Env):
-    """An episode is the answer to one sum, an action the next token; seen are the sum and the tokens so far.
+    """An episode is the answer to one sum, an action the next token; what is observed is the sum and the tokens so far.
 
     With supervision "outcome" the last token pays 1 if the whole answer is right; with "process" every token that is
     the right answer's in its place pays 1. An answer ends with END, or after MAX_TOKENS tokens.
