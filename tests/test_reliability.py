@@ -32,6 +32,9 @@ def contents(run_dir: Path) -> tuple[dict, dict]:
         saved = torch.load(run_dir / f"{name}.pt", weights_only=True)
         del saved["run"]["seconds"], saved["args"]
         saved["run"]["scalars"].pop("charts/SPS", None)
+        if name == "model":  # a kill after the final evaluation makes it be written again, with that evaluation in it
+            saved["run"]["scalars"].pop("eval/episodic_return", None)
+            del saved["run"]["best"]
         states[name] = saved
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"]) - {"charts/SPS"}
