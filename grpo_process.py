@@ -20,12 +20,15 @@ This file's advantage (section 4.1.3) sums normalized step rewards. It is 0 wher
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-Departures from the paper, which README measures:
+Departures from the paper (README measures β and the average in the other two scripts):
 - β = 0 (the paper: 0.04) and an average over all steps alike (Eq. 3: --loss-agg trajectory), as in grpo_outcome.py.
 - γ may be below 1; the default is the paper's, which has none.
 - π_ref is the last iteration's policy by default, for there is no pretrained one: --kl-coef is then a trust region.
 - The standard deviation, which the paper leaves open, is the sample one. A group without spread gives 0.
 - As usual in reinforcement learning, the gradient's norm is clipped and the learning rate falls to 0.
+
+The algorithm is in train, collect_groups, compute_advantages, step_weights, grpo_loss and update; the rest makes
+environments and networks, saves and resumes, reports faults, and splits a run over processes.
 """
 
 import contextlib
@@ -69,7 +72,7 @@ class Args:
     num_groups: int = 1  # K: groups per iteration, each with a start state of its own
     group_size: int = 16  # G: episodes per group
     gamma: float = 1.0  # γ: discount per step
-    norm_std: bool = True  # divide by the group's standard deviation (off: Dr. GRPO, arXiv:2503.20783)
+    norm_std: bool = True  # divide by the group's standard deviation (off: as in Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group's members in the same state (off: each member has its own seed)
     update_epochs: int = 4  # μ: passes over an iteration's steps
     num_minibatches: int = 4  # gradient steps per pass
@@ -93,8 +96,9 @@ class Args:
     resume: str | None = None  # go on from this checkpoint.pt in its folder; its options hold, but for those given
     save_model: bool = True  # write model.pt (the last policy) and best.pt (the best evaluated) into the run's folder
     capture_video: bool = False  # record some of the evaluation's episodes
-    track: bool = False  # log to Weights & Biases as well (pip install wandb)
-    evaluate: str | None = None  # instead of training, play the greedy policy of this model.pt
+    track: bool = False  # log to Weights & Biases as well (pip install wandb); WANDB_PROJECT and WANDB_ENTITY say where
+    evaluate: str | None = None  # instead of training, play the policy of this model.pt
+    greedy: bool = True  # with --evaluate: take the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # with --evaluate: show the episodes in a window
 
 
@@ -120,6 +124,8 @@ def check_args(args: Args) -> None:
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
     if args.render and (not args.evaluate or args.capture_video):
         raise UserError("--render needs --evaluate, and excludes --capture-video.")
+    if not args.greedy and not args.evaluate:
+        raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -300,9 +306,10 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
         return None
     flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
     t = torch.from_numpy(np.repeat(np.arange(len(steps)), [len(step[0]) for step in steps]))
-    blocks = torch.zeros(2, len(obs), len(steps), dtype=torch.float64)
-    blocks[0, member, t], blocks[1, member, t] = torch.tensor(rewards, dtype=torch.float64), 1
-    return Episodes(flat_obs, actions, (member, t), blocks[0], blocks[1].bool())
+    padded = torch.zeros(len(obs), len(steps), dtype=torch.float64)
+    mask = torch.zeros(padded.shape, dtype=torch.bool)
+    padded[member, t], mask[member, t] = torch.tensor(rewards, dtype=torch.float64), True
+    return Episodes(flat_obs, actions, (member, t), padded, mask)
 
 
 def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=float("inf")) -> Episodes | None:
@@ -318,7 +325,7 @@ def collect_groups(envs, policy, num_groups, rng, seed_groups=True, max_steps=fl
         starts = episodes.obs[: len(envs)].view(num_groups, len(envs) // num_groups, -1)
         apart = (starts != starts[:, :1]).flatten(1).any(1).tolist()  # [K]
         if any(apart):
-            advice = "the members of a group start in different states. Mend its reset, or use --no-seed-groups."
+            advice = "the members of a group start in different states. Fix its reset(seed), or use --no-seed-groups."
             raise UserError(f"{envs[0].unwrapped} ignores reset(seed={group_seeds[apart.index(True)]}): {advice}")
     return episodes
 
@@ -380,9 +387,8 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
     clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
     metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy, "approx_kl": approx_kl, "clipfrac": clipfrac}
-    loss = (
-        policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)
-    )  # 0: left out of the graph
+    # a term whose coefficient is 0 is left out of the graph
+    loss = policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
@@ -437,20 +443,26 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
     rng = None if greedy else np.random.default_rng(seed)
     for first in range(0, len(seeds), len(envs)):
         returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
-    try:
-        for env in envs:
-            env.close()  # which also finishes a video
-    except Exception as error:
-        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
+    close_envs(envs)  # which also finishes a video
     if video_dir:
         print(f"Videos: {video_dir}")
     return np.array(returns)
 
 
+def close_envs(envs: list) -> None:
+    """Close environments; UserError if one fails in it."""
+    try:
+        for env in envs:
+            env.close()
+    except Exception as error:  # a user's own environment may raise anything
+        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
+
+
 def report(returns: np.ndarray, args: Args) -> None:
     """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
     spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
-    print(f"Greedy evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
+    how = "Greedy" if args.greedy else "Sampled"
+    print(f"{how} evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
     threshold = make_env(args.env_id).spec.reward_threshold
     if threshold is not None and not args.max_episode_steps:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
@@ -611,6 +623,7 @@ def train(args: Args, signals=()) -> dict:
             episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups, max_steps)
             sizes = share(max_steps + 1 if episodes is None else len(episodes.obs))  # steps of each process
         except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
+            bar.close()  # or what is printed next would be on its line
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
         if sum(sizes) > max_steps:
@@ -663,7 +676,9 @@ def train(args: Args, signals=()) -> dict:
     run.seconds = time.perf_counter() - start
     if world > 1:
         dist.destroy_process_group()
-    return finish_run(args, run, run_dir, writer, parts) if writer else {}
+    summary = finish_run(args, run, run_dir, writer, parts) if writer else {}
+    close_envs(envs)
+    return summary
 
 
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
@@ -755,12 +770,13 @@ def main() -> None:
         trained, _, saved = load(args.evaluate, args.env_id)
         steps = args.max_episode_steps or trained.max_episode_steps
         trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
+        trained = replace(trained, greedy=args.greedy)
         env = make_env(trained.env_id)
         policy = Policy(env.observation_space, env.action_space, trained.hidden_size, trained.norm_obs)
         restore(args.evaluate, saved, policy=policy)
         print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
-        report(evaluate(policy, trained, video_dir=video_dir), trained)
+        report(evaluate(policy, trained, args.greedy, video_dir), trained)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
             error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."

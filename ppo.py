@@ -17,11 +17,14 @@ observation it led to, not of the next episode's first one.
 
     paper   here                      paper   here
     N, T    --num-envs, --num-steps   ε       --clip-coef
-    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (c1 as in CleanRL; SB3's vf_coef has no 1/2)
     ρ, Â    ratio, advantages         K       --update-epochs
 
 Details the paper does not give, as is usual: advantages are normalized over each batch, the gradient's norm is clipped,
 the learning rate is annealed, weights start orthogonal.
+
+The algorithm is in train, collect_steps, compute_gae, ppo_loss and update; the rest makes environments and networks,
+saves and resumes, reports faults, and splits a run over processes.
 """
 
 import contextlib
@@ -87,8 +90,9 @@ class Args:
     resume: str | None = None  # go on from this checkpoint.pt in its folder; its options hold, but for those given
     save_model: bool = True  # write model.pt (the last policy) and best.pt (the best evaluated) into the run's folder
     capture_video: bool = False  # record some of the evaluation's episodes
-    track: bool = False  # log to Weights & Biases as well (pip install wandb)
-    evaluate: str | None = None  # instead of training, play the greedy policy of this model.pt
+    track: bool = False  # log to Weights & Biases as well (pip install wandb); WANDB_PROJECT and WANDB_ENTITY say where
+    evaluate: str | None = None  # instead of training, play the policy of this model.pt
+    greedy: bool = True  # with --evaluate: take the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # with --evaluate: show the episodes in a window
 
 
@@ -99,9 +103,9 @@ class UserError(ValueError):
 def check_args(args: Args) -> None:
     """Raise UserError if an option is out of range."""
     for names, low, high in (
+        ("num_envs num_steps update_epochs hidden_size num_threads", 1, 2**31),
         ("total_timesteps", args.num_envs * args.num_steps, 2**63),
         ("num_minibatches", 1, args.num_envs * args.num_steps),
-        ("num_envs num_steps update_epochs hidden_size num_threads", 1, 2**31),
         ("eval_episodes checkpoint_interval", 1, 2**31),
         ("seed eval_interval max_episode_steps ent_coef vf_coef", 0, 2**31),
         ("max_grad_norm target_kl", 1e-9, 2**31),
@@ -114,6 +118,8 @@ def check_args(args: Args) -> None:
                 raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
     if args.render and (not args.evaluate or args.capture_video):
         raise UserError("--render needs --evaluate, and excludes --capture-video.")
+    if not args.greedy and not args.evaluate:
+        raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -306,9 +312,10 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=f
         return None
     flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
     t = torch.from_numpy(np.repeat(np.arange(len(steps)), [len(step[0]) for step in steps]))
-    blocks = torch.zeros(2, len(obs), len(steps), dtype=torch.float64)
-    blocks[0, member, t], blocks[1, member, t] = torch.tensor(rewards, dtype=torch.float64), 1
-    return Episodes(flat_obs, actions, (member, t), blocks[0], blocks[1].bool())
+    padded = torch.zeros(len(obs), len(steps), dtype=torch.float64)
+    mask = torch.zeros(padded.shape, dtype=torch.bool)
+    padded[member, t], mask[member, t] = torch.tensor(rewards, dtype=torch.float64), True
+    return Episodes(flat_obs, actions, (member, t), padded, mask)
 
 
 class Running(NamedTuple):
@@ -462,20 +469,26 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
     rng = None if greedy else np.random.default_rng(seed)
     for first in range(0, len(seeds), len(envs)):
         returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
-    try:
-        for env in envs:
-            env.close()  # which also finishes a video
-    except Exception as error:
-        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
+    close_envs(envs)  # which also finishes a video
     if video_dir:
         print(f"Videos: {video_dir}")
     return np.array(returns)
 
 
+def close_envs(envs: list) -> None:
+    """Close environments; UserError if one fails in it."""
+    try:
+        for env in envs:
+            env.close()
+    except Exception as error:  # a user's own environment may raise anything
+        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
+
+
 def report(returns: np.ndarray, args: Args) -> None:
     """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
     spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
-    print(f"Greedy evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
+    how = "Greedy" if args.greedy else "Sampled"
+    print(f"{how} evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
     threshold = make_env(args.env_id).spec.reward_threshold
     if threshold is not None and not args.max_episode_steps:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
@@ -612,19 +625,18 @@ def train(args: Args, signals=()) -> dict:
     parts = {"policy": policy, "optimizer": optimizer}
     if args.resume:
         restore(args.resume, saved, **parts)
-    rng = np.random.default_rng([args.seed, rank])
-    first = {"seeds": rng.integers(2**31, size=num_envs).tolist(), "actions": [[] for _ in envs]}
-    run.rng = run.rng or share(rng.bit_generator.state)
-    rng.bit_generator.state = run.rng[rank]
-    running = None
+    rng, running = np.random.default_rng([args.seed, rank]), None
     if args.resume:
+        rng.bit_generator.state = run.rng[rank]
+    if args.resume and world == 1:  # of several processes only the first saved its episodes
         left = saved["running"]
         with contextlib.suppress(UserError):  # as from stepping on after an episode that ended elsewhere before
             running = start_episodes(envs, left["seeds"], left["actions"])
         if running is None or not np.array_equal(running.obs, left["obs"]):
             print(f"{args.env_id} does not repeat itself: its episodes start anew, not where they were stopped")
             running = None
-    running = running or start_episodes(envs, **first)
+    running = running or start_episodes(envs, rng.integers(2**31, size=num_envs).tolist(), [[] for _ in envs])
+    run.rng = share(rng.bit_generator.state)
     run_dir, writer = open_run(args, envs[0].spec, device, run) if rank == 0 else (None, None)
     if device.type == "cuda" and rank == 0:
         print(compare_devices(policy, len(envs)))
@@ -645,6 +657,7 @@ def train(args: Args, signals=()) -> dict:
             steps, running = collect_steps(envs, policy, running, args.num_steps, rng)
             episodes = sum(share(steps.episodes), [])  # of all processes
         except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
+            bar.close()  # or what is printed next would be on its line
             checkpoint(args, run, run_dir, writer, parts, stopping=True)
             raise
         budget_left = 1 - run.step / args.total_timesteps
@@ -683,7 +696,9 @@ def train(args: Args, signals=()) -> dict:
     bar.close()
     if world > 1:
         dist.destroy_process_group()
-    return finish_run(args, run, run_dir, writer, parts) if writer else {}
+    summary = finish_run(args, run, run_dir, writer, parts) if writer else {}
+    close_envs(envs)
+    return summary
 
 
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
@@ -775,12 +790,13 @@ def main() -> None:
         trained, _, saved = load(args.evaluate, args.env_id)
         steps = args.max_episode_steps or trained.max_episode_steps
         trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
+        trained = replace(trained, greedy=args.greedy)
         env = make_env(trained.env_id)
         policy = ActorCritic(env.observation_space, env.action_space, trained.hidden_size, trained.norm_obs)
         restore(args.evaluate, saved, policy=policy)
         print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
-        report(evaluate(policy, trained, video_dir=video_dir), trained)
+        report(evaluate(policy, trained, args.greedy, video_dir), trained)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
             error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."

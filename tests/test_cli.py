@@ -64,6 +64,9 @@ def test_a_saved_model_plays_as_it_was_evaluated(cli, script):
     evaluation = re.compile(r"Greedy evaluation, 3 episodes: return \S+ ± \S+ from \S+ to \S+")
     status, again, _ = cli(script, "--evaluate", path, "--eval-episodes", 3)
     assert status == 0 and evaluation.search(again)[0] == evaluation.search(out)[0]
+    status, sampled, _ = cli(script, "--evaluate", path, "--eval-episodes", 3, "--no-greedy")
+    assert status == 0 and evaluation.search(sampled.replace("Sampled", "Greedy"))[0] != evaluation.search(out)[0]
+    assert "Sampled evaluation" in sampled
 
 
 @each_script
@@ -129,6 +132,7 @@ BAD_INPUT = {
     ),
     "no budget": (["--total-timesteps", "0"], r"--total-timesteps must be from"),
     "nothing to render": (["--render"], r"--render needs --evaluate"),
+    "nothing to sample": (["--no-greedy"], r"--no-greedy needs --evaluate"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }
@@ -144,6 +148,7 @@ BAD_PPO_INPUT = {
     "budget": (["--total-timesteps", "1023"], r"--total-timesteps must be from 1,024"),
     "minibatches": (["--num-minibatches", "1025"], r"--num-minibatches must be from 1 to 1,024"),
     "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
+    "no environments": (["--num-envs", "0"], r"--num-envs must be from 1"),
 }
 CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]
 CASES += [(script, *case) for script in GRPO for case in BAD_GRPO_INPUT.values()]

@@ -103,6 +103,15 @@ def test_ppo_normalizes_advantages_over_all_processes():
     assert all(seen["batch"]["advantages"].mean().abs() > 1e-5 for seen in both)
 
 
+def test_resumed_processes_play_episodes_of_their_own():
+    """A checkpoint has the first process's episodes under way; they must not be the other's, too."""
+    train_with_two("ppo")
+    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
+    one, other = train_with_two("ppo", "--resume", str(checkpoint), "--total-timesteps", "1800")
+    starts = [seen["batch"]["obs"][:2] for seen in (one, other)]  # two environments each
+    assert not torch.equal(*starts) and len(torch.cat(starts).unique(dim=0)) == 4
+
+
 def torchrun(*argv) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, argv)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

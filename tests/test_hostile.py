@@ -135,10 +135,19 @@ def test_a_slow_member_changes_nothing():
 
 @each_script
 def test_a_fault_in_closing_costs_nothing(cli, script, monkeypatch):
-    """Training does not close its environments; evaluation does, when the model is saved."""
+    """Environments are closed when the model is saved."""
     monkeypatch.setattr(Hostile, "close", lambda self: 1 / 0, raising=False)
     status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT[script])
     assert status == 2 and "ZeroDivisionError" in err and err.count("\n") == 1 and list(Path("runs").glob("*/model.pt"))
+
+
+@each_script
+def test_every_environment_that_was_used_is_closed(cli, script, monkeypatch):
+    used, closed, reset = set(), set(), Hostile.reset
+    monkeypatch.setattr(Hostile, "reset", lambda self, **options: used.add(self) or reset(self, **options))
+    monkeypatch.setattr(Hostile, "close", closed.add)
+    status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT[script])
+    assert status == 0 and used and used == closed, err
 
 
 def test_ppo_goes_on_where_replaying_fails(cli, monkeypatch):

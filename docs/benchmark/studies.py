@@ -3,6 +3,8 @@
 A study is a function that gives the fields of run.py's Job for each of its runs, in the order to run them in.
 """
 
+import re
+
 VARIANTS = {
     "outcome": "grpo_outcome.py",
     "process": "grpo_process.py",
@@ -179,15 +181,25 @@ ABLATIONS = SEEDED | {
 }
 
 
+def last_values(options: str) -> dict[str, str]:
+    """What a script makes of its options: of one that is given twice the last value counts."""
+    return {
+        name: float(value) if value[:1].isdigit() else value
+        for name, value in re.findall(r"(--\S+) ?([^-]\S*)?", options)
+    }
+
+
 def ablations():
     for seed in range(1, 11):
         for env, steps in ABLATION_STEPS.items():
             for variant in ("outcome", "return-to-go", "return-to-go, timestep"):
                 if variant == "return-to-go" and env not in ("CartPole-v1", "FrozenLake-v1"):
                     continue
+                unchanged = last_values(tuned(env, variant))
                 for name, change in (SEEDED if env == "FrozenLake-v1" else ABLATIONS).items():
                     options = f"{tuned(env, variant)} {change}"
-                    yield env, f"{variant}: {name}", seed, steps, VARIANTS[variant], options, False
+                    if name == "tuned" or last_values(options) != unchanged:
+                        yield env, f"{variant}: {name}", seed, steps, VARIANTS[variant], options, False
 
 
 STUDIES = {"tuning": tuning, "main": main, "ablations": ablations}
