@@ -145,7 +145,7 @@ def test_a_fault_in_closing_costs_nothing(cli, script, monkeypatch):
 def test_every_environment_that_was_used_is_closed(cli, script, monkeypatch):
     used, closed, reset = set(), set(), Hostile.reset
     monkeypatch.setattr(Hostile, "reset", lambda self, **options: used.add(self) or reset(self, **options))
-    monkeypatch.setattr(Hostile, "close", closed.add)
+    monkeypatch.setattr(Hostile, "close", lambda self: closed.add(self))
     status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT[script])
     assert status == 0 and used and used == closed, err
 
