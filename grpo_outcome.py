@@ -21,7 +21,7 @@ This file's advantage (section 4.1.2) is one number for a whole episode, its ret
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 Departures from the paper (README measures the first two):
-- β = 0 (the paper: 0.04): on CartPole all of README's seeds reach 475 with either.
+- β = 0 (the paper: 0.04): on CartPole all of README's seeds reach 475 with either, greedily.
 - The loss averages over all steps alike. Eq. 3 (--loss-agg trajectory) does as well, at a slightly lower return.
 - γ may be below 1; the default is the paper's, which has none.
 - π_ref is the last iteration's policy by default, for there is no pretrained one: --kl-coef is then a trust region.

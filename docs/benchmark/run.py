@@ -8,10 +8,11 @@ Each run is a process of its own with one thread, started as a user starts it. I
 again: a run that is in the CSV with the same command is not repeated, one whose flags have changed since is.
 
 The CSV, docs/benchmark/results/STUDY.csv, has for each run (environment, variant, seed) the learning curve, a row for
-each 25th of the budget: step, train_return (mean return of the training episodes since the row before) and eval_return
-(mean of 10 greedy episodes). The run's last row has at the step where it ended: train_return (mean of the last 100
-training episodes), greedy and sampled (mean of 100 episodes each after training, from the same starts), seconds of
-training, the command, the commit of this repository and the versions of what computed it.
+each 25th of the budget: step, train_return (mean over the iterations since the row before of the mean return of the
+episodes that ended in each) and eval_return (mean of 10 greedy episodes). The run's last row has at the step where it
+ended: train_return (mean of the last 100 training episodes), greedy and sampled (mean of 100 episodes each after
+training, from the same starts), seconds of training, the command, the commit of this repository and the versions of
+what computed it.
 """
 
 import argparse
