@@ -193,15 +193,33 @@ def command_table(_) -> str:
     return "\n".join(lines)
 
 
+def ablation_runs(table) -> dict[str, dict[str, dict[str, list]]]:
+    """Runs of the ablations that have seeds enough: {environment: {setting: {variant: runs}}}."""
+    runs = {}
+    for env, names in table.items():
+        for setting, change in studies.changes(env).items():
+            for variant in studies.VARIANTS:
+                same = studies.changes_nothing(env, variant, change)
+                found = names.get(f"{variant}: {'tuned' if same else setting}", [])
+                if len(found) >= ENOUGH:
+                    runs.setdefault(env, {}).setdefault(setting, {})[variant] = found
+    return runs
+
+
 def ablation_table(table) -> str:
-    lines = ["| environment | variant | setting | greedy | sampled | training, last 100 | seeds |", "|-|-|-|-|-|-|-|"]
-    for env, variants in table.items():
-        for name, runs in variants.items():
-            if len(runs) < ENOUGH:
-                continue
-            variant, setting = name.split(": ", 1)
-            cells = [cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")]
-            lines.append(f"| {env} | {variant} | {setting} | {' | '.join(cells)} | {len(runs)} |")
+    """A row for each setting: greedy and training returns of each variant."""
+    names = ["outcome", "return-to-go", "return-to-go, timestep"]
+    heads = [f"{name}: greedy | training" for name in names]
+    lines = [f"| environment, steps, seeds | setting | {' | '.join(heads)} |", "|-|-|" + "-|-|" * len(names)]
+    for env, settings in ablation_runs(table).items():
+        for setting, runs in settings.items():
+            cells = [
+                cell(env, final(runs[name], column)) if name in runs else "–"
+                for name in names
+                for column in ("greedy", "train_return")
+            ]
+            seeds = min(map(len, runs.values()))
+            lines.append(f"| {env}, {studies.ABLATION_STEPS[env]:,}, {seeds} | {setting} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -317,23 +335,22 @@ def draw_summary(table) -> None:
 
 def draw_ablations(table) -> None:
     """Training return with each single change to the tuned flags, a panel for each environment with all the changes."""
-    table = {env: {name: runs for name, runs in names.items() if len(runs) >= ENOUGH} for env, names in table.items()}
     settings = list(studies.ABLATIONS)
-    shown = [env for env in table if any(name.endswith(settings[-1]) for name in table[env])]
-    if not shown:
+    table = {env: runs for env, runs in ablation_runs(table).items() if settings[-1] in runs}
+    if not table:
         return
-    figure, panels = plt.subplots(1, len(shown), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False)
-    variants = [variant for variant in COLOURS if any(f"{variant}: tuned" in table[env] for env in shown)]
+    figure, panels = plt.subplots(1, len(table), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False)
+    variants = [variant for variant in COLOURS if any(variant in runs["tuned"] for runs in table.values())]
     offsets = dict(zip(variants, np.linspace(-0.22, 0.22, len(variants))))
-    for axes, env in zip(panels.flat, shown):
-        for name, runs in table[env].items():
-            variant, setting = name.split(": ", 1)
-            y, (value, low, high) = settings.index(setting), interval([final(runs, "train_return")], iqm)
-            place, colour = y + offsets[variant], COLOURS[variant]
-            axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
-            axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
-            if setting == "tuned":
-                axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
+    for axes, (env, by_setting) in zip(panels.flat, table.items()):
+        for setting, by_variant in by_setting.items():
+            for variant, runs in by_variant.items():
+                value, low, high = interval([final(runs, "train_return")], iqm)
+                place, colour = settings.index(setting) + offsets[variant], COLOURS[variant]
+                axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
+                axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
+                if setting == "tuned":
+                    axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
         for y in range(1, len(settings), 2):
             axes.axhspan(y - 0.5, y + 0.5, color=TEXT, alpha=0.08, linewidth=0)
         axes.set_title(f"{env}, {studies.ABLATION_STEPS[env]:,} steps", loc="left", fontsize=10)

@@ -183,12 +183,20 @@ ABLATIONS = SEEDED | {
 }
 
 
-def last_values(options: str) -> dict[str, str]:
-    """What a script makes of its options: of one that is given twice the last value counts."""
-    return {
-        name: float(value) if value[:1].isdigit() else value
-        for name, value in re.findall(r"(--\S+) ?([^-]\S*)?", options)
-    }
+def changes(env: str) -> dict[str, str]:
+    return SEEDED if env == "FrozenLake-v1" else ABLATIONS
+
+
+def changes_nothing(env: str, variant: str, change: str) -> bool:
+    """Whether the tuned flags already say this. Of an option that is given twice the last value counts."""
+    before, after = (
+        {
+            name: float(value) if value[:1].isdigit() else value
+            for name, value in re.findall(r"(--\S+) ?([^-]\S*)?", flags)
+        }
+        for flags in (tuned(env, variant), f"{tuned(env, variant)} {change}")
+    )
+    return before == after
 
 
 def ablations():
@@ -197,10 +205,9 @@ def ablations():
             for variant in ("outcome", "return-to-go", "return-to-go, timestep"):
                 if variant == "return-to-go" and env not in ("CartPole-v1", "FrozenLake-v1"):
                     continue
-                unchanged = last_values(tuned(env, variant))
-                for name, change in (SEEDED if env == "FrozenLake-v1" else ABLATIONS).items():
+                for name, change in changes(env).items():
                     options = f"{tuned(env, variant)} {change}"
-                    if name == "tuned" or last_values(options) != unchanged:
+                    if name == "tuned" or not changes_nothing(env, variant, change):
                         yield env, f"{variant}: {name}", seed, steps, VARIANTS[variant], options, False
 
 
