@@ -617,7 +617,7 @@ def train(args: Args, signals=()) -> dict:
     run.rng = run.rng or share(rng.bit_generator.state)
     rng.bit_generator.state = run.rng[rank]
     told, start = False, time.perf_counter() - run.seconds
-    # disable=None: on a terminal only
+    # disable=None: on a terminal only; elsewhere a line at each tenth of the budget
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while True:
         try:
@@ -669,7 +669,7 @@ def train(args: Args, signals=()) -> dict:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (returns.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"
-            bar.write(f"No signal: every advantage of this iteration is 0, because {why}.")
+            tell(bar, f"No signal: every advantage of this iteration is 0, because {why}.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars |= {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
         scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
@@ -679,6 +679,9 @@ def train(args: Args, signals=()) -> dict:
             writer.add_scalar(name, value, run.step)
         bar.update(sum(sizes))
         bar.set_postfix({"return": f"{np.mean(run.recent):.1f}", "kl": f"{metrics['kl']:.4f}"}, refresh=False)
+        tenth = args.total_timesteps / 10
+        if writer and bar.disable and run.step // tenth > (run.step - sum(sizes)) // tenth:
+            tell(bar, f"{run.step:,} steps in {run.seconds:.0f} s: return {np.mean(run.recent):.1f}")
     bar.close()
     if run.iteration == 0:
         raise UserError(f"--total-timesteps {args.total_timesteps} allows no iteration: its episodes take more steps.")
@@ -688,6 +691,12 @@ def train(args: Args, signals=()) -> dict:
     summary = finish_run(args, run, run_dir, writer, parts) if writer else {}
     close_envs(envs)
     return summary
+
+
+def tell(bar: tqdm, line: str) -> None:
+    """Print a line to standard error, above the progress bar if there is one. Nobody may be left to read it."""
+    with contextlib.suppress(OSError):
+        bar.write(line, file=sys.stderr)
 
 
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
@@ -717,13 +726,14 @@ def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=
 def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict:
     """Save and evaluate the policy, and print the results, where they lie and what to type next."""
     model, train_return = run_dir / "model.pt", np.mean(run.recent) if run.recent else np.nan
+    if args.save_model:
+        save(model, args, run, policy=parts["policy"])
+    checkpoint(args, run, run_dir, writer, parts)  # before a word is printed: nobody may be left to read it
     print(f"Trained {run.step:,} steps in {run.seconds:.1f} s ({run.step / run.seconds:,.0f} steps/s)")
     print(f"Training return, last 100 episodes: {train_return:.2f}")
     print(f"Logs:  tensorboard --logdir {run_dir.parent}")
     if args.save_model:
-        save(model, args, run, policy=parts["policy"])
         print(f"Model: {model}")
-    checkpoint(args, run, run_dir, writer, parts)
     video_dir = run_dir / "videos" if args.capture_video else None
     eval_returns = evaluate_run(args, run, run_dir, writer, parts["policy"], video_dir)
     checkpoint(args, run, run_dir, writer, parts)

@@ -642,7 +642,7 @@ def train(args: Args, signals=()) -> dict:
         print(compare_devices(policy, len(envs)))
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
     start = time.perf_counter() - run.seconds
-    # disable=None: on a terminal only
+    # disable=None: on a terminal only; elsewhere a line at each tenth of the budget
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
         parts["running"] = running
@@ -692,6 +692,9 @@ def train(args: Args, signals=()) -> dict:
         bar.update(args.num_envs * args.num_steps)
         train_return = np.mean(run.recent) if run.recent else np.nan  # until an episode ends
         bar.set_postfix({"return": f"{train_return:.1f}", "kl": f"{metrics['approx_kl']:.4f}"}, refresh=False)
+        tenth = args.total_timesteps / 10
+        if writer and bar.disable and run.step // tenth > (run.step - args.num_envs * args.num_steps) // tenth:
+            tell(bar, f"{run.step:,} steps in {run.seconds:.0f} s: return {train_return:.1f}")
     parts["running"] = running
     bar.close()
     if world > 1:
@@ -699,6 +702,12 @@ def train(args: Args, signals=()) -> dict:
     summary = finish_run(args, run, run_dir, writer, parts) if writer else {}
     close_envs(envs)
     return summary
+
+
+def tell(bar: tqdm, line: str) -> None:
+    """Print a line to standard error, above the progress bar if there is one. Nobody may be left to read it."""
+    with contextlib.suppress(OSError):
+        bar.write(line, file=sys.stderr)
 
 
 def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
@@ -728,13 +737,14 @@ def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=
 def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict:
     """Save and evaluate the policy, and print the results, where they lie and what to type next."""
     model, train_return = run_dir / "model.pt", np.mean(run.recent) if run.recent else np.nan
+    if args.save_model:
+        save(model, args, run, policy=parts["policy"])
+    checkpoint(args, run, run_dir, writer, parts)  # before a word is printed: nobody may be left to read it
     print(f"Trained {run.step:,} steps in {run.seconds:.1f} s ({run.step / run.seconds:,.0f} steps/s)")
     print(f"Training return, last 100 episodes: {train_return:.2f}")
     print(f"Logs:  tensorboard --logdir {run_dir.parent}")
     if args.save_model:
-        save(model, args, run, policy=parts["policy"])
         print(f"Model: {model}")
-    checkpoint(args, run, run_dir, writer, parts)
     video_dir = run_dir / "videos" if args.capture_video else None
     eval_returns = evaluate_run(args, run, run_dir, writer, parts["policy"], video_dir)
     checkpoint(args, run, run_dir, writer, parts)

@@ -41,6 +41,8 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
     greedy = float(re.search(r"Greedy evaluation, 3 episodes: return (\S+) ± ", out)[1])
     train = float(re.search(r"Training return, last 100 episodes: (\S+)", out)[1])
     assert 0 < steps <= 600 and 8 <= train <= 500 and 8 <= greedy <= 500
+    lines = re.findall(r"^([\d,]+) steps in \d+ s: return ([\d.]+)$", err, re.M)  # for want of a terminal
+    assert 2 <= len(lines) <= 10 and all(0 < int(x) <= 600 and float(y) >= 8 for x, y in lines)
     assert "Device: CPU, 1 thread" in out and "CartPole-v1 is not solved (threshold 475)" in out
     events = logged(run_dir)
     own = PPO_TAGS if script == "ppo" else GRPO_TAGS

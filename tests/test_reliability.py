@@ -166,6 +166,18 @@ def test_a_signal_is_heeded_when_nobody_reads(tmp_path):
 
 
 @each_script
+def test_the_model_is_saved_when_nobody_reads(script, tmp_path):
+    """As in `python grpo_rtg.py | head -1` with PYTHONUNBUFFERED=1."""
+    command = [sys.executable, "-u", child.ROOT / f"{script}.py", *map(str, RUN[script])]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "Device" in process.stdout.readline()
+    process.stdout.close()
+    assert "Cannot write the output: Broken pipe." in process.stderr.read() and process.wait() == 2
+    [model] = tmp_path.glob("runs/*/model.pt")
+    assert child.run(script, "--evaluate", model, folder=tmp_path) == 0
+
+
+@each_script
 def test_a_changed_learning_rate_is_heeded(script, tmp_path):
     constant = [*RUN[script], "--no-anneal-lr", "--total-timesteps", 2000]
     assert child.run(script, *constant, folder=tmp_path) == 0
