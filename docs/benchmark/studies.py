@@ -103,6 +103,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("Pendulum-v1", "process"),
     ("Pendulum-v1", "PPO"),
     ("FrozenLake-v1", "outcome"),
+    ("FrozenLake-v1", "PPO"),
     ("LunarLander-v3", "process"),
 }
 
