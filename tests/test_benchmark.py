@@ -118,3 +118,21 @@ def test_speed_knows_the_tables_of_its_page():
     done = subprocess.run([sys.executable, FOLDER / "speed.py", "--help"], capture_output=True, text=True, check=True)
     named = re.findall(r"python docs/benchmark/speed\.py (\w+)", (FOLDER.parent / "performance.md").read_text())
     assert len(named) >= 4 and all(f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named)
+
+
+def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
+    """CartPole's outcome supervision is tuned to one group of 16 and γ = 0.99."""
+    monkeypatch.syspath_prepend(str(child.ROOT / "docs/benchmark"))
+    import studies
+
+    for change, same in {
+        "--group-size 16 --num-groups 1": True,
+        "--gamma 0.990": True,
+        "--gamma 0.9": False,
+        "--group-size 8 --num-groups 1": False,
+        "--no-seed-groups": False,
+        "--loss-agg trajectory": False,
+    }.items():
+        assert studies.changes_nothing("CartPole-v1", "outcome", change) is same, change
+    names = {name for env, name, *_ in studies.ablations() if env == "CartPole-v1" and name.startswith("outcome")}
+    assert {"outcome: tuned", "outcome: unseeded"} <= names and "outcome: G = 16, K = 1" not in names
