@@ -78,6 +78,13 @@ MUJOCO_PPO_SHAPES = {
     "16x256 4:16 1e-3": PPO_SHAPES["16x256 4:16 1e-3"],
     "16x512 4:64 3e-4": PPO_SHAPES["16x512 4:64 3e-4"],
 }
+LONG_EPISODES = {  # MuJoCo's have up to 1000 steps: smaller groups, more minibatches
+    "1x8 8:32 3e-4": grpo(1, 8, 8, 32, 3e-4),
+    "1x8 8:16 1e-3": grpo(1, 8, 8, 16, 1e-3),
+    "1x16 4:4 1e-3": GRPO_SHAPES["1x16 4:4 1e-3"],
+    "2x16 8:8 1e-3": GRPO_SHAPES["2x16 8:8 1e-3"],
+    "4x4 8:4 3e-3": GRPO_SHAPES["4x4 8:4 3e-3"],
+}
 SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "8x16 1:4 3e-3": grpo(8, 16, 1, 4, 3e-3),
     "8x16 4:4 1e-3": grpo(8, 16, 4, 4, 1e-3),
@@ -85,6 +92,7 @@ SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "16x8 4:4 3e-3": grpo(16, 8, 4, 4, 3e-3),
     "32x4 4:4 1e-3": grpo(32, 4, 4, 4, 1e-3),
 }
+OTHER_SHAPES = {"FrozenLake-v1": SHORT_EPISODES, "Hopper-v5": LONG_EPISODES, "HalfCheetah-v5": LONG_EPISODES}
 
 
 BEST = {  # of the shapes, for each environment in the order of VARIANTS
@@ -109,7 +117,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
 
 
 def shape_of(env: str, variant: str) -> str:
-    shapes = GRPO_SHAPES | SHORT_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
+    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
     return shapes[BEST[env][list(VARIANTS).index(variant)]]
 
 
@@ -141,7 +149,7 @@ def tuned(env: str, variant: str) -> str:
 
 def tuning():
     for env in STEPS:
-        grpo_shapes = SHORT_EPISODES if env == "FrozenLake-v1" else GRPO_SHAPES
+        grpo_shapes = OTHER_SHAPES.get(env, GRPO_SHAPES)
         ppo_shapes = MUJOCO_PPO_SHAPES if env in MUJOCO else PPO_SHAPES
         for variant, script in VARIANTS.items():
             shapes = ppo_shapes if variant == "PPO" else grpo_shapes
