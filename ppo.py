@@ -810,7 +810,7 @@ def main() -> None:
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
             error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."
-        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)  # on a line of its own, not the bar's
         sys.exit(2)
 
 

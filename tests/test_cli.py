@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
 GRPO = ["grpo_outcome", "grpo_process", "grpo_rtg"]
@@ -167,6 +168,23 @@ def test_bad_input_gets_one_sentence_and_status_2(cli, script, args, message):
         assert err.startswith(f"{script}.py: ") and err.count("\n") == 1, err
     if "--env-id" in args and "TurnsNaN" not in args[1] and "IgnoresSeed" not in args[1]:
         assert out == "" and not Path("runs").exists()
+
+
+@each_script
+def test_a_fault_has_a_line_of_its_own_below_no_progress_bar(cli, script, monkeypatch):
+    class Shown(tqdm):  # as on a terminal
+        def __init__(self, **options):
+            super().__init__(**options | {"disable": False})
+
+    def update(*_):
+        raise FloatingPointError("The update became NaN.")
+
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "tqdm", Shown)
+    monkeypatch.setattr(module, "update", update)
+    status, _, err = cli(script)
+    assert status == 2 and "0%|" in err
+    assert f"{script}.py: The update became NaN." in re.split("[\r\n]", err), err
 
 
 @each_script
