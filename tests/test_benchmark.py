@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import child
@@ -136,3 +137,15 @@ def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
         assert studies.changes_nothing("CartPole-v1", "outcome", change) is same, change
     names = {name for env, name, *_ in studies.ablations() if env == "CartPole-v1" and name.startswith("outcome")}
     assert {"outcome: tuned", "outcome: unseeded"} <= names and "outcome: G = 16, K = 1" not in names
+
+
+def test_statistics_of_the_report(monkeypatch):
+    """Against numbers worked by hand."""
+    pytest.importorskip("matplotlib"), pytest.importorskip("scipy")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    report = importlib.import_module("report")
+    assert report.pooled_iqm(np.arange(8.0)) == 3.5  # of 2, 3, 4, 5
+    assert report.pooled_iqm(np.array([0.0, 1]), np.arange(4.0)) == 0.75  # of 0 0 1 1 and 0 1 2 3: of 0, 1, 1, 1
+    assert report.improvement(np.array([1.0, 2]), np.array([1.0, 1])) == 0.75  # a tie is half
+    assert report.improvement(*map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))) == 0.75  # 1 there, 0.5 here
+    assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)

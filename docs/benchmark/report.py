@@ -74,7 +74,9 @@ def curve_interval(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def pooled_iqm(*samples) -> float:
-    return float(iqm(np.concatenate(samples)))
+    """IQM of all samples together; one with fewer seeds is repeated, so that each environment counts alike."""
+    size = np.lcm.reduce([len(sample) for sample in samples])
+    return float(iqm(np.concatenate([np.repeat(sample, size // len(sample)) for sample in samples])))
 
 
 def improvement(*samples) -> float:
@@ -159,17 +161,11 @@ def script_table(table, names: list[str]) -> str:
 
 
 def summary_rows(table) -> dict[str, dict[str, tuple]]:
-    """For each variant: IQM of the scores of all environments, and the probability of improvement over PPO.
-
-    Of as many seeds as every environment and variant has, so that each environment counts alike.
-    """
+    """For each variant: IQM of the scores of all environments, and the probability of improvement over PPO."""
     rows = {}
     common = [env for env, variants in table.items() if len(variants) == len(studies.VARIANTS)]
-    seeds = min((len(runs) for env in common for runs in table[env].values()), default=0)  # that all of them have
     for variant in studies.VARIANTS if common else ():
-        scores = {
-            name: [score(env, final(table[env][name][:seeds], "greedy")) for env in common] for name in {variant, "PPO"}
-        }
+        scores = {name: [score(env, final(table[env][name], "greedy")) for env in common] for name in {variant, "PPO"}}
         rows[variant] = {"score": interval(scores[variant], pooled_iqm)}
         if variant != "PPO":
             rows[variant]["improvement"] = interval(scores[variant] + scores["PPO"], improvement)
