@@ -92,7 +92,16 @@ SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "16x8 4:4 3e-3": grpo(16, 8, 4, 4, 3e-3),
     "32x4 4:4 1e-3": grpo(32, 4, 4, 4, 1e-3),
 }
-OTHER_SHAPES = {"FrozenLake-v1": SHORT_EPISODES, "Hopper-v5": LONG_EPISODES, "HalfCheetah-v5": LONG_EPISODES}
+SMALL_GROUPS = {  # with the shapes above no variant learned anything on HalfCheetah, whose episodes all have 1000 steps
+    "1x8 8:16 3e-3": grpo(1, 8, 8, 16, 3e-3),
+    "1x4 8:16 1e-3": grpo(1, 4, 8, 16, 1e-3),
+    "1x4 8:16 3e-3": grpo(1, 4, 8, 16, 3e-3),
+}
+OTHER_SHAPES = {
+    "FrozenLake-v1": SHORT_EPISODES,
+    "Hopper-v5": LONG_EPISODES,
+    "HalfCheetah-v5": LONG_EPISODES | SMALL_GROUPS,
+}
 
 
 BEST = {  # of the shapes, for each environment in the order of VARIANTS
@@ -117,7 +126,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
 
 
 def shape_of(env: str, variant: str) -> str:
-    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
+    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | SMALL_GROUPS | PPO_SHAPES | MUJOCO_PPO_SHAPES
     return shapes[BEST[env][list(VARIANTS).index(variant)]]
 
 
