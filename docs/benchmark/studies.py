@@ -124,6 +124,11 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("FrozenLake-v1", "outcome"),
     ("FrozenLake-v1", "PPO"),
     ("LunarLander-v3", "process"),
+    ("Hopper-v5", "process"),
+    ("Hopper-v5", "return-to-go"),
+    ("HalfCheetah-v5", "process"),
+    ("HalfCheetah-v5", "return-to-go, timestep"),
+    ("HalfCheetah-v5", "PPO"),
 }
 
 
