@@ -74,6 +74,9 @@ MUJOCO = ("Hopper-v5", "HalfCheetah-v5")  # all variants with --norm-obs, as is 
 SEEDS = {env: 5 if env in MUJOCO else 10 for env in STEPS}  # reported: 1 and on
 MUJOCO_PPO_SHAPES = {
     "1x2048 10:32 3e-4": ppo(1, 2048, 10, 32, 3e-4),  # CleanRL's and SB3's
+    "1x2048 10:32 1e-3": ppo(1, 2048, 10, 32, 1e-3),
+    "1x512 10:16 3e-4": ppo(1, 512, 10, 16, 3e-4),
+    "4x512 10:32 1e-3": ppo(4, 512, 10, 32, 1e-3),
     "8x256 10:32 3e-4": ppo(8, 256, 10, 32, 3e-4),
     "8x256 10:16 1e-3": PPO_SHAPES["8x256 10:16 1e-3"],
     "16x256 4:16 1e-3": PPO_SHAPES["16x256 4:16 1e-3"],
@@ -85,6 +88,9 @@ LONG_EPISODES = {  # MuJoCo's have up to 1000 steps: smaller groups, more miniba
     "1x16 4:4 1e-3": GRPO_SHAPES["1x16 4:4 1e-3"],
     "2x16 8:8 1e-3": GRPO_SHAPES["2x16 8:8 1e-3"],
     "4x4 8:4 3e-3": GRPO_SHAPES["4x4 8:4 3e-3"],
+    "1x8 8:16 3e-3": grpo(1, 8, 8, 16, 3e-3),
+    "1x4 8:16 1e-3": grpo(1, 4, 8, 16, 1e-3),
+    "1x4 8:16 3e-3": grpo(1, 4, 8, 16, 3e-3),
 }
 SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "8x16 1:4 3e-3": grpo(8, 16, 1, 4, 3e-3),
@@ -93,16 +99,7 @@ SHORT_EPISODES = {  # FrozenLake's groups are small in steps: more of them
     "16x8 4:4 3e-3": grpo(16, 8, 4, 4, 3e-3),
     "32x4 4:4 1e-3": grpo(32, 4, 4, 4, 1e-3),
 }
-SMALL_GROUPS = {  # with the shapes above no variant learned anything on HalfCheetah, whose episodes all have 1000 steps
-    "1x8 8:16 3e-3": grpo(1, 8, 8, 16, 3e-3),
-    "1x4 8:16 1e-3": grpo(1, 4, 8, 16, 1e-3),
-    "1x4 8:16 3e-3": grpo(1, 4, 8, 16, 3e-3),
-}
-OTHER_SHAPES = {
-    "FrozenLake-v1": SHORT_EPISODES,
-    "Hopper-v5": LONG_EPISODES,
-    "HalfCheetah-v5": LONG_EPISODES | SMALL_GROUPS,
-}
+OTHER_SHAPES = {"FrozenLake-v1": SHORT_EPISODES} | dict.fromkeys(MUJOCO, LONG_EPISODES)
 
 
 BEST = {  # of the shapes, for each environment in the order of VARIANTS
@@ -134,7 +131,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
 
 
 def shape_of(env: str, variant: str) -> str:
-    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | SMALL_GROUPS | PPO_SHAPES | MUJOCO_PPO_SHAPES
+    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
     return shapes[BEST[env][list(VARIANTS).index(variant)]]
 
 
