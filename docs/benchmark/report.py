@@ -30,7 +30,7 @@ COLOURS = {
 MARKERS = dict(zip(COLOURS, "sD^ov"))
 TEXT = "#808080"  # as far from white as from black
 RESAMPLES = 2000
-ENOUGH = 5  # seeds of an ablation's setting to be shown
+ENOUGH = 5  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1). Pendulum has none: -200.
 RANDOM = {
     "CartPole-v1": 22.3,
@@ -92,6 +92,9 @@ def load(study: str) -> dict[str, dict[str, list]]:
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
         if job.key in runs and runs[job.key][-1]["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
+    if study == "main":  # an environment is shown once all variants have seeds enough for an interval
+        counts = {env: [len(variants.get(name, [])) for name in studies.VARIANTS] for env, variants in table.items()}
+        table = {env: variants for env, variants in table.items() if min(counts[env]) >= ENOUGH}
     return table
 
 
@@ -153,19 +156,17 @@ def script_table(table, names: list[str]) -> str:
     heads = [f"{name}: greedy | sampled" for name in names]
     lines = [f"| environment, steps | {' | '.join(heads)} |", "|-|" + "-|-|" * len(heads)]
     for env, variants in table.items():
-        if all(name in variants for name in names):
-            runs = [(variants[name], column) for name in names for column in ("greedy", "sampled")]
-            cells = [cell(env, final(rows, column)) for rows, column in runs]
-            lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
+        runs = [(variants[name], column) for name in names for column in ("greedy", "sampled")]
+        cells = [cell(env, final(rows, column)) for rows, column in runs]
+        lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def summary_rows(table) -> dict[str, dict[str, tuple]]:
     """For each variant: IQM of the scores of all environments, and the probability of improvement over PPO."""
     rows = {}
-    common = [env for env, variants in table.items() if len(variants) == len(studies.VARIANTS)]
-    for variant in studies.VARIANTS if common else ():
-        scores = {name: [score(env, final(table[env][name], "greedy")) for env in common] for name in {variant, "PPO"}}
+    for variant in studies.VARIANTS if table else ():
+        scores = {name: [score(env, final(table[env][name], "greedy")) for env in table] for name in {variant, "PPO"}}
         rows[variant] = {"score": interval(scores[variant], pooled_iqm)}
         if variant != "PPO":
             rows[variant]["improvement"] = interval(scores[variant] + scores["PPO"], improvement)
@@ -290,14 +291,12 @@ def draw_summary(table) -> None:
     offsets = dict(zip(COLOURS, np.linspace(-0.3, 0.3, len(COLOURS))))
     for y, env in enumerate([*rows, "all"]):
         for variant, offset in offsets.items():
-            point = None
             if env == "all":
-                point = summary.get(variant, {}).get("score")
-            elif variant in table[env]:
+                point = summary[variant]["score"]
+            else:
                 point = interval([score(env, final(table[env][variant], "greedy"))], iqm)
-            if point:
-                left.plot(point[1:], [y + offset] * 2, color=COLOURS[variant], linewidth=2, solid_capstyle="round")
-                left.plot(point[0], y + offset, MARKERS[variant], color=COLOURS[variant], markersize=6)
+            left.plot(point[1:], [y + offset] * 2, color=COLOURS[variant], linewidth=2, solid_capstyle="round")
+            left.plot(point[0], y + offset, MARKERS[variant], color=COLOURS[variant], markersize=6)
     left.set_yticks(range(len(rows) + 1), [*rows, "all (IQM)"])
     left.axhline(len(rows) - 0.5, color=TEXT, linewidth=0.8)
     left.axvline(1, color=TEXT, linewidth=0.8, linestyle=":")
