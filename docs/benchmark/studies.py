@@ -146,7 +146,7 @@ def flags(env: str, variant: str, shape: str, discount: float | None = None) -> 
 def another_discount(env: str, variant: str) -> str:
     """The best shape with the environment's discount where it had none, and none where it had; PPO: with λ = 0.9.
 
-    On HalfCheetah with γ = 0.9, for arXiv:2511.03527 finds a low one best there.
+    On HalfCheetah GRPO's is γ = 0.9, for arXiv:2511.03527 finds a low one best there.
     """
     shape, discount = shape_of(env, variant), GAMMA.get(env, 0.99)
     if variant == "PPO":
