@@ -149,3 +149,13 @@ def test_statistics_of_the_report(monkeypatch):
     assert report.improvement(np.array([1.0, 2]), np.array([1.0, 1])) == 0.75  # a tie is half
     assert report.improvement(*map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))) == 0.75  # 1 there, 0.5 here
     assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)
+
+
+def test_random_policy(monkeypatch):
+    """A random policy's episodes can be had again, one by one, and its figures are there for every environment."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    random_policy, studies = importlib.import_module("random_policy"), importlib.import_module("studies")
+    returns = random_policy.random_returns("CartPole-v1", 30)
+    assert (returns[:10] == random_policy.random_returns("CartPole-v1", 10)).all()
+    assert 15 < returns.mean() < 30 and np.ptp(returns) > 0
+    assert set(random_policy.read()) == set(studies.STEPS)

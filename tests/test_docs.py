@@ -187,6 +187,7 @@ ELSEWHERE = {  # command: the test that runs it, or why none does
     r"python docs/benchmark/speed\.py": "test_benchmark.py",
     r"python docs/benchmark/run\.py": "test_benchmark.py",
     r"python docs/benchmark/report\.py": "test_the_report_is_current",
+    r"python docs/benchmark/random_policy\.py": "test_benchmark.py",
     r"python docs/figures/draw\.py": "test_the_drawn_pictures_are_current",
     r"python docs/diff\.py": "test_the_diffs_are_current",
     r"python docs/examples/arithmetic\.py": "test_examples.py",

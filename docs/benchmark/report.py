@@ -1,4 +1,4 @@
-"""The study's tables and figures in docs/, from the CSVs that run.py wrote.
+"""The study's tables and figures in docs/, from the CSVs that run.py and random_policy.py wrote.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/report.py
@@ -12,8 +12,10 @@ import re
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import matplotlib.pyplot as plt
 import numpy as np
+import random_policy
 import run
 import studies
 from scipy.stats import bootstrap, trim_mean
@@ -32,26 +34,8 @@ TEXT = "#808080"  # as far from white as from black
 RESAMPLES = 2000
 ENOUGH = 5  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1). Pendulum has none: -200.
-RANDOM = {
-    "CartPole-v1": 22.3,
-    "Acrobot-v1": -500.0,
-    "MountainCarContinuous-v0": -33.3,
-    "Pendulum-v1": -1167.2,
-    "FrozenLake-v1": 0.016,
-    "LunarLander-v3": -183.6,
-    "Hopper-v5": 16.1,
-    "HalfCheetah-v5": -295.3,
-}
-THRESHOLD = {
-    "CartPole-v1": 475,
-    "Acrobot-v1": -100,
-    "MountainCarContinuous-v0": 90,
-    "Pendulum-v1": -200,
-    "FrozenLake-v1": 0.7,
-    "LunarLander-v3": 200,
-    "Hopper-v5": 3800,
-    "HalfCheetah-v5": 4800,
-}
+RANDOM = random_policy.read()
+THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}
 
 iqm = partial(trim_mean, proportiontocut=0.25)
 
