@@ -165,6 +165,19 @@ def summary_table(table) -> str:
     return "\n".join(lines)
 
 
+def improvement_table(table) -> str:
+    """Probability of improvement over PPO on each environment by itself, by greedy and by training return."""
+    others = [name for name in studies.VARIANTS if name != "PPO"]
+    lines = [f"| environment | {' | '.join(f'{name}: greedy | training' for name in others)} |"]
+    lines.append("|-|" + "-|-|" * len(others))
+    for env, runs in table.items():
+        pairs = [
+            [final(runs[name], by) for name in (each, "PPO")] for each in others for by in ("greedy", "train_return")
+        ]
+        lines.append(f"| {env} | {' | '.join(f'{improvement(*pair):.2f}' for pair in pairs)} |")
+    return "\n".join(lines)
+
+
 def command_table(_) -> str:
     lines = ["| environment | variant | command |", "|-|-|-|"]
     jobs = {(job.env, job.variant): job for job in (run.Job(*job) for job in studies.STUDIES["main"]())}
@@ -361,7 +374,8 @@ def use_style() -> None:
 def main() -> None:
     use_style()
     tables = {"tuning": (tuning_table, "tuning"), "main": (main_table, "main"), "summary": (summary_table, "main")}
-    tables |= {"commands": (command_table, "main"), "ablations": (ablation_table, "ablations")}
+    tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
+    tables |= {"ablations": (ablation_table, "ablations")}
     for script in set(studies.VARIANTS.values()):
         variants = [name for name, file in studies.VARIANTS.items() if file == script]
         tables[Path(script).stem] = (partial(script_table, names=variants), "main")
