@@ -608,7 +608,7 @@ def train(args: Args, signals=()) -> dict:
     rng = np.random.default_rng([args.seed, rank])
     run.rng = run.rng or share(rng.bit_generator.state)
     rng.bit_generator.state = run.rng[rank]
-    told, start = False, time.perf_counter() - run.seconds
+    told, first_step, start = False, run.step, time.perf_counter() - run.seconds
     # disable=None: on a terminal only; elsewhere a line at each tenth of the budget
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while True:
@@ -677,6 +677,8 @@ def train(args: Args, signals=()) -> dict:
     bar.close()
     if run.iteration == 0:
         raise UserError(f"--total-timesteps {args.total_timesteps} allows no iteration: its episodes take more steps.")
+    if writer and run.step == first_step:
+        tell(bar, f"Nothing is left to train: another iteration would exceed --total-timesteps {args.total_timesteps}.")
     run.seconds = time.perf_counter() - start
     if world > 1:
         dist.destroy_process_group()

@@ -641,7 +641,7 @@ def train(args: Args, signals=()) -> dict:
     if device.type == "cuda" and rank == 0:
         print(compare_devices(policy, len(envs)))
     loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
-    start = time.perf_counter() - run.seconds
+    first_step, start = run.step, time.perf_counter() - run.seconds
     # disable=None: on a terminal only; elsewhere a line at each tenth of the budget
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
     while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
@@ -697,6 +697,8 @@ def train(args: Args, signals=()) -> dict:
             tell(bar, f"{run.step:,} steps in {run.seconds:.0f} s: return {train_return:.1f}")
     parts["running"] = running
     bar.close()
+    if writer and run.step == first_step:
+        tell(bar, f"Nothing is left to train: another iteration would exceed --total-timesteps {args.total_timesteps}.")
     if world > 1:
         dist.destroy_process_group()
     summary = finish_run(args, run, run_dir, writer, parts) if writer else {}

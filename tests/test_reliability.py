@@ -211,6 +211,7 @@ def test_a_resumed_run_can_be_given_more_steps(script, tmp_path):
     assert torch.load(part / "checkpoint.pt", weights_only=True)["run"]["step"] <= 3000
     command = ["--resume", part / "checkpoint.pt", "--total-timesteps", 6000]
     assert child.run(script, *command, folder=tmp_path) == 0
+    assert "Nothing is left to train" not in text(tmp_path, "err")
     weights = [torch.load(run / "model.pt", weights_only=True)["policy"] for run in (whole, part)]
     assert equal(*weights)
     training, evaluation = (
@@ -218,6 +219,9 @@ def test_a_resumed_run_can_be_given_more_steps(script, tmp_path):
     )
     assert training[0] == training[1]
     assert set(evaluation[0]) <= set(evaluation[1])  # which has the evaluation at the end of its first part, too
+    assert child.run(script, *command, folder=tmp_path) == 0
+    assert "Nothing is left to train: another iteration would exceed --total-timesteps 6000." in text(tmp_path, "err")
+    assert equal(torch.load(part / "model.pt", weights_only=True)["policy"], weights[0])
 
 
 @each_script
