@@ -39,12 +39,13 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 import timeit
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -68,7 +69,7 @@ class Args:
     """Options of a run. docs/results.md has the flags tuned for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
-    seed: int = 1  # fixes the initial weights, the start states and the sampling
+    seed: int = 1  # fixes the initial weights, start states and sampling of a new run
     total_timesteps: int = 200_000  # budget in environment steps; an iteration that would exceed it is dropped
     num_groups: int = 2  # K: groups per iteration, each with a start state of its own
     group_size: int = 16  # G: episodes per group
@@ -89,7 +90,7 @@ class Args:
     hidden_size: int = 64  # units in each of the two hidden layers
     norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
     max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
-    cuda: bool = False  # use a GPU if there is one
+    cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
     eval_episodes: int = 100  # episodes of a greedy evaluation
     eval_interval: int = 0  # environment steps from one evaluation to the next (0: only at the end)
@@ -112,7 +113,9 @@ def check_args(args: Args) -> None:
     for names, low, high in (
         ("group_size", 2, 2**31),
         ("total_timesteps", 1, 2**63),
-        ("num_groups update_epochs num_minibatches hidden_size num_threads", 1, 2**31),
+        ("num_groups update_epochs num_minibatches", 1, 2**31),
+        ("hidden_size", 1, 2**14),
+        ("num_threads", 1, 2**10),
         ("eval_episodes checkpoint_interval", 1, 2**31),
         ("seed eval_interval max_episode_steps ref_update_interval kl_coef ent_coef", 0, 2**31),
         ("max_grad_norm target_kl", 1e-9, 2**31),
@@ -127,6 +130,8 @@ def check_args(args: Args) -> None:
         raise UserError("--render needs --evaluate, and excludes --capture-video.")
     if not args.greedy and not args.evaluate:
         raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
+    if args.evaluate and args.resume:
+        raise UserError("--evaluate excludes --resume.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -145,9 +150,10 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
         obs_space, action_space = env.observation_space, env.action_space
+        can_be_flat = obs_space.is_np_flattenable
     except Exception as error:  # a user's own environment may raise anything
-        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
-    if not obs_space.is_np_flattenable:
+        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}") from error
+    if not can_be_flat:
         raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
     if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
@@ -393,14 +399,21 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
+@contextlib.contextmanager
+def peers():
+    """Around what all of torchrun's processes do together: UserError if one of them has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError("Another process of this run has ended, and so does this one.") from error
+
+
 def share(value) -> list:
     """The value that each of torchrun's processes has, by rank; without torchrun [value]. All of them must call it."""
     values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if dist.is_initialized():
-        try:
+        with peers():
             dist.all_gather_object(values, value)
-        except RuntimeError as error:
-            raise UserError("Another process of this run has ended, and so does this one.") from error
     return values
 
 
@@ -419,7 +432,8 @@ def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.G
             loss.backward()
             if len(sizes) > 1:
                 gradients = [parameter.grad for parameter in policy.parameters()]
-                dist.all_reduce(flat := parameters_to_vector(gradients))
+                with peers():
+                    dist.all_reduce(flat := parameters_to_vector(gradients))
                 vector_to_parameters(flat / len(sizes), gradients)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
             optimizer.step()
@@ -542,8 +556,9 @@ def compare_devices(policy: Policy, num_envs: int) -> str:
 
 def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
     """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
-    if args.capture_video:
-        make_env(args.env_id, render_mode="rgb_array")  # its error comes now, not after training
+    if args.capture_video:  # its error comes now, not after training
+        with tempfile.TemporaryDirectory() as folder:
+            make_env(args.env_id, video_dir=Path(folder, "videos")).close()
     if args.track:
         try:
             import wandb
@@ -555,7 +570,8 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
         run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}")
         run_dir.mkdir(parents=True)  # an error if another run has it
     if args.track:
-        wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", config=asdict(args), sync_tensorboard=True)
+        name = run_dir.resolve().name  # of "checkpoint.pt" alone, too
+        wandb.init(id=name, name=name, resume="allow", config=asdict(args), sync_tensorboard=True)
     writer = SummaryWriter(str(run_dir), purge_step=run.step if args.resume else None)
     for name, value in run.scalars.items():
         writer.add_scalar(name, value, run.step)
@@ -574,6 +590,7 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
 def train(args: Args, signals=()) -> dict:
     """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir.
 
+    With args.resume, args must be whole, for only the command line takes a checkpoint's options where none are given.
     A signal's number in signals ends it after the iteration under way: a checkpoint, then SystemExit(128 + number).
     Each of torchrun's processes plays its share of the groups; the first alone saves, logs, shows and returns.
     """
@@ -592,9 +609,14 @@ def train(args: Args, signals=()) -> dict:
     torch.manual_seed(args.seed)
     device = torch.device("cpu")
     if args.cuda and torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device, num_gpus = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
+        if device.index >= num_gpus:
+            raise UserError(f"--cuda needs a GPU for each process, and this machine has {num_gpus}.")
     if world > 1:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        except ValueError as error:
+            raise UserError(f"WORLD_SIZE is {world}, but this is no process of torchrun's: {error}") from error
     policy = Policy(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs).to(device)
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
@@ -620,7 +642,7 @@ def train(args: Args, signals=()) -> dict:
                 evaluate_run(args, run, run_dir, writer, policy)
             if run.iteration % args.checkpoint_interval == 0:
                 checkpoint(args, run, run_dir, writer, parts)
-            max_steps = args.total_timesteps - run.step
+            max_steps = max(args.total_timesteps - run.step, 0)
             episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups, max_steps)
             sizes = share(max_steps + 1 if episodes is None else len(episodes.obs))  # steps of each process
         except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
@@ -747,7 +769,9 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
 def next_command(args: Args, option: str, path: Path) -> str:
     """What to type to go on with one of the run's files."""
     module = ["--env-id", args.env_id] if ":" in args.env_id else []  # see load
-    return shlex.join(["python", os.path.relpath(__file__), option, str(path), *module])
+    world = os.environ.get("WORLD_SIZE", "1")  # a run is resumed by as many processes
+    start = ["torchrun", f"--nproc-per-node={world}"] if option == "--resume" and world != "1" else ["python"]
+    return shlex.join([*start, os.path.relpath(__file__), option, str(path), *module])
 
 
 def catch_signals() -> list[int]:
@@ -779,17 +803,18 @@ def main() -> None:
             return
         check_args(args)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C just ends it
-        torch.set_num_threads(args.num_threads)
         trained, _, saved = load(args.evaluate, args.env_id)
-        steps = args.max_episode_steps or trained.max_episode_steps
-        trained = replace(trained, eval_episodes=args.eval_episodes, render=args.render, max_episode_steps=steps)
-        trained = replace(trained, greedy=args.greedy)
-        env = make_env(trained.env_id)
-        policy = Policy(env.observation_space, env.action_space, trained.hidden_size, trained.norm_obs)
+        kept = {name: getattr(trained, name) for name in ("env_id", "max_episode_steps", "hidden_size", "norm_obs")}
+        args = tyro.cli(Args, default=Args(**kept))
+        if args.env_id != trained.env_id:
+            raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
+        torch.set_num_threads(args.num_threads)
+        env = make_env(args.env_id)
+        policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
         restore(args.evaluate, saved, policy=policy)
-        print(f"Playing {trained.env_id} with the policy in {args.evaluate}")
+        print(f"Playing {args.env_id} with the policy in {args.evaluate}")
         video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
-        report(evaluate(policy, trained, args.greedy, video_dir), trained)
+        report(evaluate(policy, args, args.greedy, video_dir), args)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
             error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."

@@ -220,6 +220,8 @@ class Unsupported(FromFive):
     def __init__(self, what="action", render_mode=None):
         if what == "action":
             self.action_space = spaces.MultiDiscrete([2, 2])
+        elif what == "own space":
+            self.observation_space = spaces.Space((2,), np.float32)
         else:
             self.observation_space = spaces.Graph(spaces.Box(0, 1, (2,)), None)
 
@@ -238,6 +240,7 @@ for name, kwargs in {
 gym.register("TurnsNaNObs-v0", "tests.envs:TurnsNaN", max_episode_steps=50, kwargs={"what": "observation"})
 gym.register("UnsupportedActions-v0", "tests.envs:Unsupported", max_episode_steps=50)
 gym.register("UnsupportedObs-v0", "tests.envs:Unsupported", max_episode_steps=50, kwargs={"what": "observation"})
+gym.register("OwnSpace-v0", "tests.envs:Unsupported", max_episode_steps=50, kwargs={"what": "own space"})
 gym.register("NoLimit-v0", "tests.envs:Countdown")
 gym.register("Endless-v0", "tests.envs:Endless")
 for what in Hostile.reset_does | Hostile.step_does:  # "step raises" is tests.envs:StepRaises-v0

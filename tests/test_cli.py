@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -115,6 +116,7 @@ BAD_INPUT = {
     "unknown module": (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
     "unsupported actions": (["--env-id", "tests.envs:UnsupportedActions-v0"], r"MultiDiscrete.*only Discrete and Box"),
     "unsupported observations": (["--env-id", "tests.envs:UnsupportedObs-v0"], r"Graph.*cannot be flattened"),
+    "a space of one's own": (["--env-id", "tests.envs:OwnSpace-v0"], r"Cannot make \S+: NotImplementedError"),
     "gamma": (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01"),
     "clip": (["--clip-coef", "0"], r"--clip-coef must be"),
     "learning rate": (["--learning-rate", "-0.1"], r"--learning-rate must be"),
@@ -136,6 +138,9 @@ BAD_INPUT = {
     "no budget": (["--total-timesteps", "0"], r"--total-timesteps must be from"),
     "nothing to render": (["--render"], r"--render needs --evaluate"),
     "nothing to sample": (["--no-greedy"], r"--no-greedy needs --evaluate"),
+    "two modes": (["--evaluate", "a.pt", "--resume", "b.pt"], r"--evaluate excludes --resume"),
+    "too wide a network": (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
+    "too many threads": (["--num-threads", "2147483648"], r"--num-threads must be from 1 to 1,024"),
     "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }
@@ -151,6 +156,10 @@ BAD_PPO_INPUT = {
     "budget": (["--total-timesteps", "1023"], r"--total-timesteps must be from 1,024"),
     "minibatches": (["--num-minibatches", "1025"], r"--num-minibatches must be from 1 to 1,024"),
     "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
+    "one step": (
+        ["--num-envs", "1", "--num-steps", "1", "--num-minibatches", "1"],
+        r"--norm-adv needs more than one step",
+    ),
     "no environments": (["--num-envs", "0"], r"--num-envs must be from 1"),
 }
 CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]
@@ -314,3 +323,35 @@ def test_render_shows_every_episode_in_one_window(cli, monkeypatch):
     )
     status, out, _ = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
     assert status == 0 and "Greedy evaluation, 2 episodes" in out and modes.count("human") == 1
+
+
+@each_script
+def test_videos_that_cannot_be_written_are_refused_before_training(cli, script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moviepy", None)  # as if it were not installed
+    status, out, err = cli(script, "--capture-video", *SHORT[script])
+    assert status == 2 and "moviepy" in err and err.count("\n") == 1 and out == "" and not Path("runs").exists()
+
+
+@each_script
+def test_a_model_is_played_with_its_own_options_but_for_those_given(cli, script):
+    """MountainCar's untrained policies all time out: after 20 steps as in training, after 30, or after its own 200."""
+    cli(script, "--env-id", "MountainCar-v0", "--max-episode-steps", 20, "--hidden-size", 8, *SHORT[script])
+    [model] = Path("runs").glob("*/model.pt")
+    for given, steps in ([], 20), (["--max-episode-steps", 30], 30), (["--max-episode-steps", 0], 200):
+        status, out, err = cli(script, "--evaluate", model, "--eval-episodes", 2, *given)
+        assert status == 0 and f"Greedy evaluation, 2 episodes: return -{steps}.00 ± 0.00" in out, err
+    status, _, err = cli(script, "--evaluate", model, "--env-id", "Acrobot-v1")
+    assert status == 2 and err.endswith("was trained on MountainCar-v0, not on Acrobot-v1.\n") and err.count("\n") == 1
+
+
+@each_script
+def test_what_is_tracked_has_the_run_s_name(cli, script, monkeypatch):
+    """From inside its folder, too."""
+    runs = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: runs.append(options)))
+    assert cli(script, "--track", *SHORT[script])[0] == 0
+    [run_dir] = Path("runs").resolve().iterdir()
+    monkeypatch.chdir(run_dir)
+    assert cli(script, "--resume", "checkpoint.pt", "--total-timesteps", 1200)[0] == 0
+    assert [run["id"] for run in runs] == [run["name"] for run in runs] == [run_dir.name] * 2
+    assert runs[0]["config"]["total_timesteps"] == 600 and runs[1]["config"]["total_timesteps"] == 1200

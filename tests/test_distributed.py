@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -125,6 +127,9 @@ def test_torchrun_prints_once_and_resumes():
     assert process.returncode == 0, err
     assert out.count("Trained") == out.count("Device:") == out.count("Greedy evaluation") == 1
     [run_dir] = Path("runs").iterdir()
+    process = torchrun(script, "--resume", run_dir / "checkpoint.pt", "--total-timesteps", 100)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and err.count("Nothing is left to train") == 1, err
     process = torchrun(script, "--resume", run_dir / "checkpoint.pt", "--total-timesteps", 1800)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -151,3 +156,52 @@ def test_groups_that_cannot_be_split_are_refused(cli, monkeypatch):
     for script, option in (("grpo_rtg", "--num-groups"), ("ppo", "--num-envs")):
         status, _, err = cli(script, option, 3)
         assert status == 2 and f"{option} 3 cannot be split over 2 processes" in err
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_the_command_that_resumes_starts_as_many_processes(script, monkeypatch):
+    module, path = importlib.import_module(script), Path("runs/a/checkpoint.pt")
+    assert module.next_command(module.Args(), "--resume", path).startswith("python ")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    resume, play = (module.next_command(module.Args(), option, path) for option in ("--resume", "--evaluate"))
+    assert re.fullmatch(rf"torchrun --nproc-per-node=4 \S*{script}.py --resume {path}", resume)
+    assert play.startswith("python ")
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_a_process_lost_in_an_update_is_one_sentence(script, monkeypatch):
+    """As one lost elsewhere."""
+
+    def reset(_):
+        raise RuntimeError("Connection reset by peer")
+
+    def loss_fn(policy, batch):
+        loss = sum(parameter.sum() for parameter in policy.parameters())
+        return loss, {"policy_loss": loss.detach(), "approx_kl": loss.detach()}
+
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "share", lambda value: [value, value])  # as of two processes
+    monkeypatch.setattr(module.dist, "all_reduce", reset)
+    network = module.ActorCritic if script == "ppo" else module.Policy
+    policy = network(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
+    batch = {"obs": torch.zeros(8, 4), "actions": torch.zeros(8, dtype=torch.int64)}
+    rng, args = np.random.default_rng(0), module.Args(num_minibatches=1)
+    with pytest.raises(module.UserError, match="Another process of this run has ended, and so does this one."):
+        module.update(policy, torch.optim.Adam(policy.parameters()), loss_fn, batch, args, rng)
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_a_world_without_torchrun_is_one_sentence(cli, script, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, err = cli(script, *SPLIT[script])
+    assert status == 2 and err.count("\n") == 1
+    assert err.startswith(f"{script}.py: WORLD_SIZE is 2, but this is no process of torchrun's: ") and "RANK" in err
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_more_processes_than_gpus_are_refused(cli, script, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    status, _, err = cli(script, "--cuda")
+    assert status == 2 and err == f"{script}.py: --cuda needs a GPU for each process, and this machine has 1.\n"
