@@ -149,6 +149,9 @@ def test_statistics_of_the_report(monkeypatch):
     assert report.improvement(np.array([1.0, 2]), np.array([1.0, 1])) == 0.75  # a tie is half
     assert report.improvement(*map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))) == 0.75  # 1 there, 0.5 here
     assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)
+    runs = {"PPO: a": [9], "PPO: b": [2, 4], "PPO: c": [1, 1]}  # b and c were the best of a first round
+    runs = {name: [[{"greedy": x, "sampled": x, "command": ""}] for x in values] for name, values in runs.items()}
+    assert report.tuning_table({"here": runs}).splitlines()[-1] == "| here | PPO | b | 3 | 1 (c), 9 (a) |"
     better, worse = [[{"greedy": 2, "train_return": 6}]], [[{"greedy": 1, "train_return": 7}]]
     table = {"here": dict.fromkeys(report.studies.VARIANTS, better) | {"PPO": worse}}
     assert report.improvement_table(table).splitlines()[-1] == "| here |" + " 1.00 | 0.00 |" * 4

@@ -114,10 +114,11 @@ def tuning_table(table) -> str:
             variant, setting = name.split(": ", 1)
             value = float(np.mean([final(runs, "greedy"), final(runs, "sampled")]))
             setting = setting_of(env, variant, setting, runs[0][-1]["command"])
-            by_variant.setdefault(variant, []).append((value, setting))
+            by_variant.setdefault(variant, []).append((len(runs), value, setting))
         for variant, settings in by_variant.items():
-            (best, chosen), *others = sorted(settings, key=lambda pair: -pair[0])  # of equals the first in the list
-            rest = ", ".join(f"{value:.4g} ({setting})" for value, setting in others)
+            # what got more seeds won a round before; of equals the first in the list
+            (_, best, chosen), *others = sorted(settings, key=lambda each: each[:2], reverse=True)
+            rest = ", ".join(f"{value:.4g} ({setting})" for _, value, setting in others)
             lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
     return "\n".join(lines)
 
@@ -335,14 +336,23 @@ def draw_ablations(table) -> None:
     variants = [variant for variant in COLOURS if any(variant in runs["tuned"] for runs in table.values())]
     offsets = dict(zip(variants, np.linspace(-0.22, 0.22, len(variants))))
     for axes, (env, by_setting) in zip(panels.flat, table.items()):
-        for setting, by_variant in by_setting.items():
-            for variant, runs in by_variant.items():
-                value, low, high = interval([final(runs, "train_return")], iqm)
-                place, colour = settings.index(setting) + offsets[variant], COLOURS[variant]
-                axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
-                axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
-                if setting == "tuned":
-                    axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
+        points = {
+            (setting, variant): interval([final(runs, "train_return")], iqm)
+            for setting, by_variant in by_setting.items()
+            for variant, runs in by_variant.items()
+        }
+        lower, upper = np.quantile([value for value, *_ in points.values()], (0.25, 0.75))
+        lost = lower - 4 * (upper - lower)  # what is below would press the rest together: a number at the edge
+        for (setting, variant), (value, low, high) in points.items():
+            place, colour = settings.index(setting) + offsets[variant], COLOURS[variant]
+            if setting == "tuned":
+                axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
+            if value < lost:
+                at = axes.get_yaxis_transform()
+                axes.text(0.01, place, f"◄ {value:.0f}", color=colour, transform=at, va="center", fontsize=9)
+                continue
+            axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
+            axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
         for y in range(1, len(settings), 2):
             axes.axhspan(y - 0.5, y + 0.5, color=TEXT, alpha=0.08, linewidth=0)
         axes.set_title(f"{env}, {studies.ABLATION_STEPS[env]:,} steps", loc="left", fontsize=10)
