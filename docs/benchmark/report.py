@@ -213,7 +213,7 @@ def ablation_table(table) -> str:
                 for name in names
                 for column in ("greedy", "train_return")
             ]
-            seeds = min(map(len, runs.values()))
+            seeds = " to ".join(map(str, sorted({min(map(len, runs.values())), max(map(len, runs.values()))})))
             lines.append(f"| {env}, {studies.ABLATION_STEPS[env]:,}, {seeds} | {setting} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
