@@ -598,7 +598,7 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
 def train(args: Args, signals=()) -> dict:
     """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir.
 
-    With args.resume, args must be whole, for only the command line takes a checkpoint's options where none are given.
+    With args.resume, too, all options are those of args; only the command line fills in the checkpoint's.
     A signal's number in signals ends it after the iteration under way: a checkpoint, then SystemExit(128 + number).
     Each of torchrun's processes plays its share of the groups; the first alone saves, logs, shows and returns.
     """

@@ -1,6 +1,8 @@
 """torchrun: two processes do what one would that held all the groups, and a lost one ends the run."""
 
+import contextlib
 import importlib
+import io
 import multiprocessing
 import os
 import re
@@ -44,8 +46,10 @@ def _train(script: str, argv: list[str], rank: int, port: int, folder: str) -> N
     if script != "ppo":
         weights = module.step_weights
         module.step_weights = lambda mask, agg: weights(seen.setdefault("mask", mask) if not sizes else mask, agg)
-    summary = module.train(tyro.cli(module.Args, args=argv))
-    torch.save(seen | {"steps": summary.get("steps"), "sizes": sizes, "dirs": os.listdir("runs")}, f"{rank}.pt")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        summary = module.train(tyro.cli(module.Args, args=argv))
+    seen |= {"steps": summary.get("steps"), "sizes": sizes, "dirs": os.listdir("runs"), "out": out.getvalue()}
+    torch.save(seen, f"{rank}.pt")
 
 
 def train_with_two(script: str, *argv: str) -> list[dict]:
@@ -112,6 +116,7 @@ def test_resumed_processes_play_episodes_of_their_own():
     one, other = train_with_two("ppo", "--resume", str(checkpoint), "--total-timesteps", "1800")
     starts = [seen["batch"]["obs"][:2] for seen in (one, other)]  # two environments each
     assert not torch.equal(*starts) and len(torch.cat(starts).unique(dim=0)) == 4
+    assert one["out"].count("All episodes start anew") == 1 and "start anew" not in other["out"]
 
 
 def torchrun(*argv) -> subprocess.Popen:

@@ -213,7 +213,8 @@ def ablation_table(table) -> str:
                 for name in names
                 for column in ("greedy", "train_return")
             ]
-            seeds = " to ".join(map(str, sorted({min(map(len, runs.values())), max(map(len, runs.values()))})))
+            fewest, most = min(map(len, runs.values())), max(map(len, runs.values()))
+            seeds = fewest if fewest == most else f"{fewest} to {most}"
             lines.append(f"| {env}, {studies.ABLATION_STEPS[env]:,}, {seeds} | {setting} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
