@@ -135,13 +135,18 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("LunarLander-v3", "process"),
     ("Hopper-v5", "process"),
     ("HalfCheetah-v5", "process"),
+    ("HalfCheetah-v5", "return-to-go"),
     ("HalfCheetah-v5", "return-to-go, timestep"),
 }
+FINAL_CHOICE = {  # shapes that the second round preferred to the first round's best
+    ("HalfCheetah-v5", "outcome"): "1x8 8:16 1e-3",
+    ("HalfCheetah-v5", "PPO"): "1x2048 10:32 1e-3",
+}
+SHAPES = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
 
 
 def shape_of(env: str, variant: str) -> str:
-    shapes = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_SHAPES
-    return shapes[BEST[env][list(VARIANTS).index(variant)]]
+    return SHAPES[BEST[env][list(VARIANTS).index(variant)]]
 
 
 def flags(env: str, variant: str, shape: str, discount: float | None = None) -> str:
@@ -172,6 +177,8 @@ def tuned(env: str, variant: str) -> str:
         return RL_ZOO
     if (env, variant) in OTHER:
         return another_discount(env, variant)
+    if (env, variant) in FINAL_CHOICE:
+        return flags(env, variant, SHAPES[FINAL_CHOICE[env, variant]])
     return flags(env, variant, shape_of(env, variant))
 
 
