@@ -157,6 +157,17 @@ def test_statistics_of_the_report(monkeypatch):
     assert report.improvement_table(table).splitlines()[-1] == "| here |" + " 1.00 | 0.00 |" * 4
 
 
+def test_tuned_flags_are_those_that_won_their_tuning(monkeypatch):
+    pytest.importorskip("matplotlib"), pytest.importorskip("scipy")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    report, studies = importlib.import_module("report"), importlib.import_module("studies")
+    ranked = report.ranked(report.load("tuning"))
+    assert set(ranked) == {(env, variant) for env in studies.STEPS for variant in studies.VARIANTS}
+    for (env, variant), settings in ranked.items():
+        best = [command for *score, _, command in settings if score == list(settings[0][:2])]  # ties, where none learns
+        assert any(f" {studies.tuned(env, variant)} --seed" in command for command in best), (env, variant)
+
+
 def test_random_policy(monkeypatch):
     """A random policy's episodes can be had again, one by one, and its figures are there for every environment."""
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -106,20 +106,24 @@ def setting_of(env: str, variant: str, setting: str, command: str) -> str:
     return f"{shape}, {symbol} {value}"
 
 
-def tuning_table(table) -> str:
-    lines = ["| environment | variant | best setting | its mean | the others, best first |", "|-|-|-|-|-|"]
+def ranked(table) -> dict[tuple[str, str], list]:
+    """The settings tried for each environment and variant, best first: (runs, mean return, setting, command of one)."""
+    tried = {}
     for env, variants in table.items():
-        by_variant = {}
         for name, runs in variants.items():
             variant, setting = name.split(": ", 1)
-            value = float(np.mean([final(runs, "greedy"), final(runs, "sampled")]))
-            setting = setting_of(env, variant, setting, runs[0][-1]["command"])
-            by_variant.setdefault(variant, []).append((len(runs), value, setting))
-        for variant, settings in by_variant.items():
-            # what got more seeds won a round before; of equals the first in the list
-            (_, best, chosen), *others = sorted(settings, key=lambda each: each[:2], reverse=True)
-            rest = ", ".join(f"{value:.4g} ({setting})" for _, value, setting in others)
-            lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
+            value, command = float(np.mean([final(runs, "greedy"), final(runs, "sampled")])), runs[0][-1]["command"]
+            found = len(runs), value, setting_of(env, variant, setting, command), command
+            tried.setdefault((env, variant), []).append(found)
+    # what got more seeds won a round before; of equals the first in the list
+    return {key: sorted(settings, key=lambda each: each[:2], reverse=True) for key, settings in tried.items()}
+
+
+def tuning_table(table) -> str:
+    lines = ["| environment | variant | best setting | its mean | the others, best first |", "|-|-|-|-|-|"]
+    for (env, variant), [(_, best, chosen, _), *others] in ranked(table).items():
+        rest = ", ".join(f"{value:.4g} ({setting})" for _, value, setting, _ in others)
+        lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
     return "\n".join(lines)
 
 
