@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -137,6 +138,19 @@ def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
         assert studies.changes_nothing("CartPole-v1", "outcome", change) is same, change
     names = {name for env, name, *_ in studies.ablations() if env == "CartPole-v1" and name.startswith("outcome")}
     assert {"outcome: tuned", "outcome: unseeded"} <= names and "outcome: G = 16, K = 1" not in names
+
+
+def test_own_luck_shares_the_start_and_nothing_else():
+    pytest.importorskip("Box2D")
+    env_id = "docs.benchmark.own_luck:LunarLanderOwnLuck-v3"
+    one, other = gym.make(env_id), gym.make(env_id)
+    for seed in (3, 4):
+        (start, _), (other_start, _) = (env.reset(seed=seed) for env in (one, other))
+        assert np.array_equal(start, other_start)
+    assert not np.array_equal(start, one.reset(seed=3)[0])
+    one.reset(seed=4)
+    main_engine = [env.step(2)[0] for env in (one, other)]
+    assert not np.array_equal(*main_engine)
 
 
 def test_statistics_of_the_report(monkeypatch):

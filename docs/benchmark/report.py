@@ -333,7 +333,7 @@ def draw_summary(table) -> None:
 
 def draw_ablations(table) -> None:
     """Training return with each single change to the tuned flags, a panel for each environment with all the changes."""
-    settings = list(studies.ABLATIONS)
+    settings = list(studies.SEEDED | studies.OWN_LUCK | studies.ABLATIONS)
     table = {env: runs for env, runs in ablation_runs(table).items() if settings[-1] in runs}
     if not table:
         return

@@ -240,8 +240,10 @@ ABLATIONS = SEEDED | {
 }
 
 
+OWN_LUCK = {"seeded starts, luck of their own": "--env-id docs.benchmark.own_luck:LunarLanderOwnLuck-v3"}
 OTHER_CHANGES = {  # FrozenLake has one start; of HalfCheetah arXiv:2511.03527 says that a low γ is best
     "FrozenLake-v1": SEEDED,
+    "LunarLander-v3": SEEDED | OWN_LUCK | ABLATIONS,  # the others have no luck after a reset
     "HalfCheetah-v5": {"tuned": ""} | discounts(0.9, 0.95, 0.99, 1.0),
 }
 
