@@ -104,6 +104,14 @@ def test_a_run_that_fails_says_why(run):
         importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
 
 
+def test_a_change_of_the_environment_is_evaluated_there(run, monkeypatch):
+    job = importlib.reload(run).Job(*JOB[:5], f"{JOB[5]} --env-id docs.examples.grid_world:GridWorld-v0", False)
+    assert job.env == "CartPole-v1" and -5 <= float(run.execute(job)[-1]["greedy"]) <= 0.9
+    monkeypatch.setattr(run.Job, "env_id", "")
+    with pytest.raises(RuntimeError, match="trained, but could not be evaluated: .* would import a module"):
+        run.execute(job)
+
+
 def test_learning_prints_a_row_of_readmes_table():
     flags = ["--total-timesteps", "3000", "--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
     command = [sys.executable, FOLDER / "learning.py", "--seeds", "1-2", "--jobs", "2", "--reach", "0", "--"]

@@ -60,6 +60,10 @@ class Job:
         return " ".join(command.split())
 
     @property
+    def env_id(self) -> str:
+        return re.findall(r"--env-id (\S+)", self.command)[-1]  # that of the flags overrides the job's
+
+    @property
     def key(self) -> tuple[str, str, str]:
         return self.env, self.variant, str(self.seed)
 
@@ -76,7 +80,10 @@ def execute(job: Job) -> list[dict]:
         if done.returncode:
             raise RuntimeError(f"{job.command} ended with status {done.returncode}: {done.stderr[-1000:]}")
         [run_dir] = Path(folder, "runs").iterdir()
-        greedy, sampled = evaluate(job.script, str(run_dir / "model.pt"))
+        try:
+            greedy, sampled = evaluate(job.script, job.env_id, str(run_dir / "model.pt"))
+        except Exception as error:  # the scripts' own errors cannot be unpickled by the process that waits for this
+            raise RuntimeError(f"{job.command} trained, but could not be evaluated: {error}") from error
         events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
         logged = set(events.Tags()["scalars"])
         train, evaluations = (
@@ -104,12 +111,12 @@ def execute(job: Job) -> list[dict]:
     return rows
 
 
-def evaluate(script: str, model: str) -> list[str]:
+def evaluate(script: str, env_id: str, model: str) -> list[str]:
     """Mean return of 100 episodes of a saved policy, greedy and sampled."""
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     module = importlib.import_module(Path(script).stem)
     module.torch.set_num_threads(1)
-    args, _, saved = module.load(model, "")
+    args, _, saved = module.load(model, env_id)
     env = module.make_env(args.env_id)
     network = module.ActorCritic if hasattr(module, "ActorCritic") else module.Policy
     policy = network(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
