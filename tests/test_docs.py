@@ -9,6 +9,7 @@ from functools import cache
 from itertools import pairwise
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -231,6 +232,28 @@ def test_the_report_is_current():
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
     assert all(before == after for before, after in written([DOCS / "benchmark" / "report.py"]))
+
+
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+INTERVAL = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+APART = {  # measured by learning.py: the grid world with few and many groups, by return-to-go and outcome supervision
+    *("0.59 [0.15, 0.69]", "0.67 [0.64, 0.68]", "0.65 [0.60, 0.69]", "0.66 [0.64, 0.69]"),
+    *("0.66 [0.63, 0.69]", "0.65 [0.07, 0.67]", "-1.47 [-1.91, -0.56]", "-0.54 [-1.07, -0.13]"),
+    *("1922 [1330, 3321]", "335 [158, 573]", "-4 [-112, 28]"),  # HalfCheetah with the first round's settings
+}
+
+
+def test_intervals_in_the_answers_are_those_of_the_tables():
+    page = text_of(DOCS / "results.md")
+    table = r"<!-- table .*?<!-- end -->"
+    cells = INTERVAL.findall("".join(re.findall(table, page, re.DOTALL)))
+    measured = np.array(cells, float)
+    said = [match for match in INTERVAL.finditer(re.sub(table, "", page, flags=re.DOTALL)) if match[0] not in APART]
+    for interval in said:
+        half = [0.501 / 10 ** len(number.partition(".")[2]) for number in interval.groups()]  # of the last digit
+        distance = np.abs(measured - np.array(interval.groups(), float))
+        assert (distance <= half).all(1).any(), interval[0]
+    assert len(said) > 100 and all(interval in page for interval in APART)
 
 
 def test_the_drawn_pictures_are_current():
