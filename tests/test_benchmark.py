@@ -174,6 +174,12 @@ def test_statistics_of_the_report(monkeypatch):
     runs = {"PPO: a": [9], "PPO: b": [2, 4], "PPO: c": [1, 1]}  # b and c were the best of a first round
     runs = {name: [[{"greedy": x, "sampled": x, "command": ""}] for x in values] for name, values in runs.items()}
     assert report.tuning_table({"here": runs}).splitlines()[-1] == "| here | PPO | b | 3 | 1 (c), 9 (a) |"
+    runs = {"outcome: tuned": [1] * 5, "return-to-go: tuned": [2] * 6, "outcome: γ = 0.9": [3] * 4}  # four are too few
+    runs = {name: [[{"greedy": x, "train_return": x}] for x in values] for name, values in runs.items()}
+    row = "| HalfCheetah-v5, 250,000, 5 to 6 | tuned | 1 [1, 1] | 1 [1, 1] | 2 [2, 2] | 2 [2, 2] | – | – |"
+    assert row in report.ablation_table({"HalfCheetah-v5": runs}) and "3 [" not in report.ablation_table(
+        {"HalfCheetah-v5": runs}
+    )
     better, worse = [[{"greedy": 2, "train_return": 6}]], [[{"greedy": 1, "train_return": 7}]]
     table = {"here": dict.fromkeys(report.studies.VARIANTS, better) | {"PPO": worse}}
     assert report.improvement_table(table).splitlines()[-1] == "| here |" + " 1.00 | 0.00 |" * 4
