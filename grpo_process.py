@@ -68,7 +68,7 @@ class Args:
     """Options of a run. docs/results.md has the flags tuned for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
-    seed: int = 1  # fixes the initial weights, start states and sampling of a new run
+    seed: int = 1  # fixes a new run's initial weights, start states and sampling; with --evaluate, the episodes
     total_timesteps: int = 100_000  # budget in environment steps; an iteration that would exceed it is dropped
     num_groups: int = 1  # K: groups per iteration, each with a start state of its own
     group_size: int = 16  # G: episodes per group
@@ -140,8 +140,9 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
         options = {"max_episode_steps": max_episode_steps or None}
         if mode:
             options["render_mode"] = mode
-            modes = gym.make(env_id, disable_env_checker=True).metadata.get("render_modes", ())
-            if not {mode, "rgb_array"}.intersection(modes):  # what draws images can be shown, too
+            probe = gym.make(env_id, disable_env_checker=True)
+            probe.close()
+            if not {mode, "rgb_array"}.intersection(probe.metadata.get("render_modes", ())):  # images can be shown, too
                 raise ValueError(f"it has no render mode {mode}")
         env = gym.make(env_id, disable_env_checker=True, **options)
         if env.spec.max_episode_steps is None:
@@ -221,26 +222,27 @@ class Policy(nn.Module):
 
         For observations [B, D] it returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants
         them: counted from the space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on
-        every device. The CPU's forward() is in NumPy, which takes a third of torch's time for as few rows as these.
+        every device. On the CPU net is done in NumPy, which takes a third of torch's time for as few rows as these.
         """
         space, device = self.action_space, self.obs_mean.device
-        *hidden, output = [[x.detach().cpu().numpy().T.copy() for x in (y.weight, y.bias)] for y in self.net[::2]]
+        in_numpy = device.type == "cpu" and all(isinstance(layer, nn.Linear | nn.Tanh) for layer in self.net)
+        layers = [[x.detach().cpu().numpy().T.copy() for x in layer.parameters()] for layer in self.net]
         std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
 
         def forward(x: np.ndarray) -> np.ndarray:
-            if device.type != "cpu":
+            if not in_numpy:
                 with torch.inference_mode():
                     return self(torch.from_numpy(x).to(device)).cpu().numpy()
             x = self.normalize(torch.from_numpy(x)).numpy() if self.norm_obs else x
-            for weight, bias in hidden:
-                x = np.tanh(x @ weight + bias)
-            return x @ output[0] + output[1]
+            for parameters in layers:  # a Linear's weight and bias; a Tanh has none
+                x = x @ parameters[0] + parameters[1] if parameters else np.tanh(x)
+            return x
 
         def sample(obs: np.ndarray) -> tuple[np.ndarray, list]:
             outputs = forward(obs)
             if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
                 actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
-                return actions, list(actions + space.start)
+                return actions, list((actions + space.start).astype(space.dtype))
             actions = outputs if rng is None else outputs + std * rng.standard_normal(outputs.shape, np.float32)
             return actions, list(actions.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype))
 
@@ -477,8 +479,9 @@ def report(returns: np.ndarray, args: Args) -> None:
     spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
     how = "Greedy" if args.greedy else "Sampled"
     print(f"{how} evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
-    threshold = make_env(args.env_id).spec.reward_threshold
-    if threshold is not None and not args.max_episode_steps:
+    close_envs([env := make_env(args.env_id)])
+    threshold = env.spec.reward_threshold
+    if threshold is not None and not args.max_episode_steps and len(returns) >= 100:
         print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
 
 
@@ -574,13 +577,12 @@ def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, Su
     writer = SummaryWriter(str(run_dir), purge_step=run.step if args.resume else None)
     for name, value in run.scalars.items():
         writer.add_scalar(name, value, run.step)
-    if run.step == 0:
-        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-        writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}")
+    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}", run.step)
     if args.cuda and device.type == "cpu":
         print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
     if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
-        print(f"{spec.id} has no time limit of its own: episodes are cut after 1,000 steps (--max-episode-steps)")
+        print(f"{spec.id} is registered without a time limit: episodes are cut after 1,000 steps (--max-episode-steps)")
     on_cpu = f"CPU, {args.num_threads} thread(s)"
     print("Device:", on_cpu if device.type == "cpu" else torch.cuda.get_device_name(device))
     return run_dir, writer
@@ -637,8 +639,8 @@ def train(args: Args, signals=()) -> dict:
             if any(stops := share(signals[:1])):
                 sys.exit(128 + max(stops)[0])
             if writer and args.eval_interval and run.step >= run.next_eval:
-                run.next_eval = run.step - run.step % args.eval_interval + args.eval_interval
                 evaluate_run(args, run, run_dir, writer, policy)
+                run.next_eval = run.step - run.step % args.eval_interval + args.eval_interval
             if run.iteration % args.checkpoint_interval == 0:
                 checkpoint(args, run, run_dir, writer, parts)
             max_steps = max(args.total_timesteps - run.step, 0)
@@ -681,7 +683,7 @@ def train(args: Args, signals=()) -> dict:
         if no_signal.all() and writer and not told:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (returns.std(-1) > 0).any():
-                why = f"every step paid {rewards[mask][0]:g} and process supervision compares steps, not episodes"
+                why = f"every step paid {rewards[mask][0]:g} and an episode's length does not count here"
             tell(bar, f"No signal: every advantage of this iteration is 0, because {why}.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars |= {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
@@ -758,8 +760,9 @@ def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict
         best = run_dir / "best.pt"
         print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
     if args.save_model:
-        command, modes = next_command(args, "--evaluate", model), make_env(args.env_id).metadata.get("render_modes", ())
-        shown = {"human", "rgb_array"}.intersection(modes)
+        command, env = next_command(args, "--evaluate", model), make_env(args.env_id)
+        shown = {"human", "rgb_array"}.intersection(env.metadata.get("render_modes", ()))
+        close_envs([env])
         print(f"Watch: {command} --render --eval-episodes 3" if shown else f"Evaluate again: {command}")
     summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
     return summary | {"run_dir": run_dir}
@@ -811,9 +814,12 @@ def main() -> None:
         env = make_env(args.env_id)
         policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
         restore(args.evaluate, saved, policy=policy)
-        print(f"Playing {args.env_id} with the policy in {args.evaluate}")
-        video_dir = Path(args.evaluate).parent / "videos" if args.capture_video else None
-        report(evaluate(policy, args, args.greedy, video_dir), args)
+        close_envs([env])
+        print(f"Playing {args.env_id} with the policy in {args.evaluate}, on the CPU")
+        model, how = Path(args.evaluate), "greedy" if args.greedy else "sampled"
+        video_dir = model.parent / f"videos-{model.stem}-{how}-{args.seed}" if args.capture_video else None
+        first_seed = 10**9 + 10**6 * (args.seed - 1)  # by default the episodes of training's evaluations
+        report(evaluate(policy, args, args.greedy, video_dir, first_seed), args)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
             error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."

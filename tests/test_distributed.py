@@ -161,6 +161,8 @@ def test_groups_that_cannot_be_split_are_refused(cli, monkeypatch):
     for script, option in (("grpo_rtg", "--num-groups"), ("ppo", "--num-envs")):
         status, _, err = cli(script, option, 3)
         assert status == 2 and f"{option} 3 cannot be split over 2 processes" in err
+    status, _, err = cli("ppo", "--num-minibatches", 513)
+    assert status == 2 and "--num-minibatches 513 is more than a process's 512 steps" in err
 
 
 @pytest.mark.parametrize("script", child.SCRIPTS)

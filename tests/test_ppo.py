@@ -73,15 +73,26 @@ def test_nan_names_the_step_and_the_seed():
         ppo.collect_steps(envs, policy, running, 10, rng)
 
 
-def test_episodes_under_way_are_found_again():
+class Halves(gym.Wrapper):
+    """Changes what it is given, as no environment should."""
+
+    def step(self, action):
+        action *= 0.5
+        return super().step(action)
+
+
+@pytest.mark.parametrize("wrapper", [gym.Wrapper, Halves])
+def test_episodes_under_way_are_found_again(wrapper):
     """A checkpoint's seeds and actions bring new environments to where the old ones are, to the bit."""
-    envs, rng = [gym.make("Pendulum-v1") for _ in range(3)], np.random.default_rng(0)
+    envs, rng = [wrapper(gym.make("Pendulum-v1")) for _ in range(3)], np.random.default_rng(0)
     policy = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, 8)
     _, running = ppo.collect_steps(envs, policy, start(envs), 230, rng)  # episodes take 200 steps
     saved = running.state_dict()
-    others = [gym.make("Pendulum-v1") for _ in envs]
+    taken = [actions.clone() for actions in saved["actions"]]
+    others = [wrapper(gym.make("Pendulum-v1")) for _ in envs]
     again = ppo.start_episodes(others, saved["seeds"], saved["actions"])
     assert [len(episode) for episode in again.actions] == [30, 30, 30]
+    assert all(map(torch.equal, again.state_dict()["actions"], taken))
     assert np.array_equal(again.obs, running.obs) and np.array_equal(again.returns, running.returns)
     one, _ = ppo.collect_steps(envs, policy, running, 200, np.random.default_rng(1))
     other, _ = ppo.collect_steps(others, policy, again, 200, np.random.default_rng(1))

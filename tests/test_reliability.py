@@ -1,6 +1,7 @@
 """Nothing lost: kills, signals, full disks, foreign files, two runs at once; docs/reliability.md gives the promises."""
 
 import importlib
+import itertools
 import os
 import random
 import re
@@ -214,6 +215,8 @@ def test_a_resumed_run_can_be_given_more_steps(script, tmp_path):
     command = ["--resume", part / "checkpoint.pt", "--total-timesteps", 6000]
     assert child.run(script, *command, folder=tmp_path) == 0
     assert "Nothing is left to train" not in text(tmp_path, "err")
+    options = EventAccumulator(str(part)).Reload().Tensors("hyperparameters/text_summary")
+    assert "total_timesteps|6000" in str(options[-1]) and options[-1].step > 0
     weights = [torch.load(run / "model.pt", weights_only=True)["policy"] for run in (whole, part)]
     assert equal(*weights)
     training, evaluation = (
@@ -246,6 +249,23 @@ def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, tmp_path
     assert f"Best evaluation: {best:.2f}" in text(folder, "out")
     assert child.run(script, "--evaluate", run_dir / "best.pt", "--eval-episodes", 2, folder=folder) == 0
     assert f"return {best:.2f} ±" in text(folder, "out")
+
+
+@each_script
+def test_an_evaluation_that_failed_is_made_when_the_run_goes_on(script, cli, unbroken, monkeypatch):
+    module = importlib.import_module(script)
+    evaluate, count = module.evaluate, itertools.count(1)
+
+    def fails_once(*args, **kwargs):
+        if next(count) == 2:
+            raise module.UserError("The environment failed.")
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(module, "evaluate", fails_once)
+    assert cli(script, *RUN[script])[0] == 2
+    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
+    assert cli(script, "--resume", checkpoint)[0] == 0
+    assert equal(contents(checkpoint.parent), unbroken(script))
 
 
 @each_script

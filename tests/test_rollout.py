@@ -116,6 +116,14 @@ def test_the_sampler_has_the_policys_network(space, norm_obs):
     assert not np.allclose(old(obs.numpy())[0], expected)
 
 
+def test_the_sampler_heeds_another_activation():
+    """As of who copies a file and changes mlp: the sampled policy must stay that whose log-probabilities are taken."""
+    policy, obs = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Box(-9, 9, (3,)), 8), torch.randn(50, 4)
+    torch.nn.init.normal_(policy.net[-1].weight)
+    policy.net[1] = policy.net[3] = torch.nn.ReLU()
+    np.testing.assert_allclose(policy.sampler(None)(obs.numpy())[0], policy(obs).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_log_probs_of_a_long_rollout_are_those_of_its_steps():
     policy, obs = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(3), 8), torch.randn(9000, 4)
     actions, whole = torch.arange(9000) % 3, policy(obs).log_softmax(-1)
@@ -128,6 +136,14 @@ def test_discrete_actions_count_from_the_spaces_start():
     envs, episodes = collect(lambda: gym.wrappers.FlattenObservation(FromFive()))
     assert set(episodes.actions.tolist()) == {0, 1, 2}
     assert torch.equal(episodes.rewards[episodes.index], (episodes.actions == 2).double())
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+def test_discrete_actions_have_the_spaces_type(dtype):
+    space = gym.spaces.Discrete(3, start=5, dtype=dtype)
+    policy = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), space, 8)
+    actions, env_actions = policy.sampler(np.random.default_rng(0))(np.zeros((9, 4), np.float32))
+    assert actions.dtype == np.int64 and all(space.contains(action) for action in env_actions)
 
 
 def test_box_actions_are_clipped_at_the_door_only():
