@@ -161,6 +161,21 @@ def test_own_luck_shares_the_start_and_nothing_else():
     assert not np.array_equal(*main_engine)
 
 
+@pytest.mark.parametrize("name", ["grpo_rtg", "ppo"])
+def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mujoco")
+    script, gait = importlib.import_module(name), importlib.import_module("docs.benchmark.gait")
+    args, env = script.Args(env_id=gait.ENV_ID, hidden_size=8, eval_episodes=20), gym.make(gait.ENV_ID)
+    network = script.ActorCritic if name == "ppo" else script.Policy
+    policy = network(env.observation_space, env.action_space, args.hidden_size)
+    script.save(tmp_path / "model.pt", args, script.Run(), policy=policy)
+    monkeypatch.setattr(sys, "argv", ["gait.py", str(tmp_path / "model.pt")])
+    gait.main()
+    printed = re.findall(r"return (-?\d+), pitch (-?\d+\.\d)", capsys.readouterr().out)
+    assert [float(returned) for returned, _ in printed] == script.evaluate(policy, args).round().tolist()
+    assert all(abs(float(pitch)) < 1 for _, pitch in printed)  # so small a network stands
+
+
 def test_statistics_of_the_report(monkeypatch):
     """Against numbers worked by hand."""
     pytest.importorskip("matplotlib"), pytest.importorskip("scipy")

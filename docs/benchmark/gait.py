@@ -1,0 +1,40 @@
+"""Whether a policy trained on HalfCheetah-v5 runs on its feet or slides on its back: 20 greedy episodes, one a line.
+
+    python docs/benchmark/gait.py runs/RUN/model.pt
+
+Each line has an episode's return and the torso's mean pitch, the second number of an observation, over the episode's
+second half, in radians: 0 on its feet, π on its back. The episodes are the first 20 of the script's own evaluation.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in the scripts: another order of sums is another episode
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+ENV_ID = "HalfCheetah-v5"
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    path = sys.argv[1]
+    script = importlib.import_module(torch.load(path, weights_only=True)["script"])
+    args, _, saved = script.load(path, ENV_ID)
+    envs = [script.make_env(ENV_ID) for _ in range(20)]
+    network = script.ActorCritic if script.__name__ == "ppo" else script.Policy
+    policy = network(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs)
+    script.restore(path, saved, policy=policy)
+    episodes = script.play_episodes(envs, policy, list(range(10**9, 10**9 + 20)))
+    member, t = episodes.index
+    for i, rewards in enumerate(episodes.rewards):
+        pitch = episodes.obs[(member == i) & (t >= 500), 1].mean()
+        print(f"return {rewards.sum():.0f}, pitch {pitch:.1f}")
+
+
+if __name__ == "__main__":
+    main()
