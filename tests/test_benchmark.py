@@ -170,10 +170,20 @@ def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monke
     policy = network(env.observation_space, env.action_space, args.hidden_size)
     script.save(tmp_path / "model.pt", args, script.Run(), policy=policy)
     monkeypatch.setattr(sys, "argv", ["gait.py", str(tmp_path / "model.pt")])
+    returns, play = script.evaluate(policy, args).round().tolist(), script.play_episodes
+
+    def pitched(*given):  # at step t by t
+        episodes = play(*given)
+        episodes.obs[:, 1] = episodes.index[1]
+        return episodes
+
+    monkeypatch.setattr(script, "play_episodes", pitched)
     gait.main()
     printed = re.findall(r"return (-?\d+), pitch (-?\d+\.\d)", capsys.readouterr().out)
-    assert [float(returned) for returned, _ in printed] == script.evaluate(policy, args).round().tolist()
-    assert all(abs(float(pitch)) < 1 for _, pitch in printed)  # so small a network stands
+    assert [float(returned) for returned, _ in printed] == returns
+    assert {pitch for _, pitch in printed} == {"749.5"}  # the mean of 500 to 999
+    env.reset(seed=1)
+    assert env.step(env.action_space.sample())[0][1] == env.unwrapped.data.qpos[2]
 
 
 def test_statistics_of_the_report(monkeypatch):

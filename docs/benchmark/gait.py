@@ -6,6 +6,7 @@ Each line has an episode's return and the torso's mean pitch, the second number 
 second half, in radians: 0 on its feet, π on its back. The episodes are the first 20 of the script's own evaluation.
 """
 
+import argparse
 import importlib
 import os
 import sys
@@ -20,11 +21,16 @@ ENV_ID = "HalfCheetah-v5"
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    path = sys.argv[1]
-    script = importlib.import_module(torch.load(path, weights_only=True)["script"])
-    args, _, saved = script.load(path, ENV_ID)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the model.pt of a run on HalfCheetah-v5")
+    path = parser.parse_args().model
+    try:
+        script = importlib.import_module(torch.load(path, weights_only=True)["script"])
+        args, _, saved = script.load(path, ENV_ID)
+    except Exception as error:  # torch.load alone raises half a dozen kinds
+        parser.error(f"cannot read {path} ({type(error).__name__})")
+    if args.env_id != ENV_ID:
+        parser.error(f"{path} was trained on {args.env_id}, not on {ENV_ID}")
     envs = [script.make_env(ENV_ID) for _ in range(20)]
     network = script.ActorCritic if script.__name__ == "ppo" else script.Policy
     policy = network(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs)
