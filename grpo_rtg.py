@@ -231,7 +231,8 @@ class Policy(nn.Module):
         """
         space, device = self.action_space, self.obs_mean.device
         in_numpy = device.type == "cpu" and all(isinstance(layer, nn.Linear | nn.Tanh) for layer in self.net)
-        layers = [[x.detach().cpu().numpy().T.copy() for x in layer.parameters()] for layer in self.net]
+        net = self.net if in_numpy else ()
+        layers = [[x.detach().numpy().T.copy() for x in layer.parameters()] for layer in net]
         std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
 
         def forward(x: np.ndarray) -> np.ndarray:
