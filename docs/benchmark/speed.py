@@ -6,6 +6,7 @@
     python docs/benchmark/speed.py grow
     python docs/benchmark/speed.py environments
     python docs/benchmark/speed.py processes
+    python docs/benchmark/speed.py own
 
 Every run is a process of its own with one thread. Runs take turns, one seed of each after the other, and the
 environment's own rate (gym.make, random actions, one core) is measured before and after each: a run's share is of the
@@ -15,6 +16,9 @@ compare: CartPole-v1. Steps and seconds to 475 are those after which the mean re
 475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. This project's
 runs go to the end of their budget, the others only until they reach 475, for some take minutes. CleanRL's interpreter
 must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+
+own: what the environment's own rate would be if each random action were drawn at its step, as examples do, and not
+beforehand, as everywhere else here.
 """
 
 import argparse
@@ -38,6 +42,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
 GOAL, WINDOW = 475, 20
 ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20}  # and see run_sb3
 
@@ -158,8 +163,8 @@ def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) ->
     return meter.result() | {"peak": peak, "rollout": None, "update": None}
 
 
-def own_rate(env_id: str, seconds: float = 1.0) -> float:
-    """Steps per second of the environment alone, with random actions drawn beforehand, resets included."""
+def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
+    """Steps per second of the environment alone, resets included, with random actions, drawn at each step or before."""
     import gymnasium as gym
 
     env = gym.make(env_id)
@@ -168,7 +173,7 @@ def own_rate(env_id: str, seconds: float = 1.0) -> float:
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample() if draw else action)
             if terminated or truncated:
                 env.reset()
         steps += len(actions)
@@ -264,7 +269,7 @@ def grow(args) -> None:
 
 def environments(args) -> None:
     print("| environment | its own steps/s | steps/s | % | rollout / update / rest | peak MiB |\n|-|-|-|-|-|-|")
-    for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"):
+    for env_id in ENVIRONMENTS:
         [rows] = rows_of({"": ["--env-id", env_id]}, env_id).values()
         cells = [cell(rows, "own"), cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "peak")]
         print(f"| {env_id} | {' | '.join(cells)} |")
@@ -300,16 +305,27 @@ def processes(args) -> None:
         print(f"| `{' '.join(flags)}` | {' | '.join(cells)} |")
 
 
+def own(args) -> None:
+    print("| environment | actions drawn beforehand, steps/s | drawn at each step, steps/s | ratio |\n|-|-|-|-|")
+    for env_id in ENVIRONMENTS:
+        rows = [{"before": own_rate(env_id), "drawn": own_rate(env_id, draw=True)} for _ in range(5)]
+        rows = [row | {"ratio": row["drawn"] / row["before"]} for row in rows]
+        print(f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} | {cell(rows, 'ratio', 2)} |")
+
+
+TABLES = {"compare": compare, "grow": grow, "environments": environments, "processes": processes, "own": own}
+
+
 def main() -> None:
     if sys.argv[1:2] == ["one"]:
         return one(json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("compare", "grow", "environments", "processes"))
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", default="1-5", help="compare: first-last")
     parser.add_argument("--cleanrl", help="compare: a checkout of CleanRL")
     parser.add_argument("--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it")
     args = parser.parse_args()
-    {"compare": compare, "grow": grow, "environments": environments, "processes": processes}[args.table](args)
+    TABLES[args.table](args)
 
 
 if __name__ == "__main__":
