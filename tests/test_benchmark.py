@@ -130,6 +130,27 @@ def test_speed_knows_the_tables_of_its_page():
     assert len(named) >= 4 and all(f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named)
 
 
+def test_speed_on_a_gpu(monkeypatch, capsys):
+    """Without one, a sentence and status 2; with one, what runs with and without --cuda gave, side by side."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import speed
+
+    def run(what, flags, env_id):
+        return {"rate": 300.0 if "--cuda" in flags else 100.0, "rollout": 0.5, "update": 0.25, "gpu_peak": 8.0}
+
+    monkeypatch.setattr(speed, "run", run)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        speed.gpu(None)
+    assert capsys.readouterr() == ("", "speed.py: torch finds no GPU.\n")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "A GPU")
+    speed.gpu(None)
+    rows = capsys.readouterr().out.splitlines()
+    cells = "100 [100, 100] | 300 [300, 300] | 3.00 [3.00, 3.00] | 50 / 25 / 25% | 8.0 [8.0, 8.0] |"
+    assert rows[0] == "A GPU, one thread of the CPU" and f"| 1024 | 64 | {cells}" in rows and len(rows) == 4 + 3 * 4
+
+
 def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
     """CartPole's outcome supervision is tuned to one group of 16 and γ = 0.99."""
     monkeypatch.syspath_prepend(str(child.ROOT / "docs/benchmark"))

@@ -7,6 +7,7 @@
     python docs/benchmark/speed.py environments
     python docs/benchmark/speed.py processes
     python docs/benchmark/speed.py own
+    python docs/benchmark/speed.py gpu
 
 Every run is a process of its own with one thread. Runs take turns, one seed of each after the other, and the
 environment's own rate (gym.make, random actions, one core) is measured before and after each: a run's share is of the
@@ -16,6 +17,9 @@ compare: CartPole-v1. Steps and seconds to 475 are those after which the mean re
 475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. This project's
 runs go to the end of their budget, the others only until they reach 475, for some take minutes. CleanRL's interpreter
 must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+
+grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short episodes (about 22
+steps); gpu has each run with and without --cuda, in turns.
 
 own: what the environment's own rate would be if each random action were drawn at its step, as examples do, and not
 beforehand, as everywhere else here.
@@ -98,7 +102,7 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
         return value
 
     def watched_finish(*args):
-        result.update(meter.result())
+        result.update(meter.result(), gpu_peak=module.torch.cuda.max_memory_allocated() / 2**20)
         return finish(*args)
 
     setattr(module, rollout, watched_rollout)
@@ -251,20 +255,46 @@ def rows_of(settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats
     return results
 
 
+def short_episodes(width: int, groups: int, size: int) -> list[str]:
+    """Flags of a run that learns nothing, of some iterations at least."""
+    steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
+    flags = {"--hidden-size": width, "--num-groups": groups, "--group-size": size, "--total-timesteps": steps}
+    return [*(str(x) for flag in flags.items() for x in flag), "--learning-rate", "1e-9", "--no-anneal-lr"]
+
+
 def grow(args) -> None:
-    """With a learning rate of next to nothing, so that all runs have the same short episodes (about 22 steps)."""
-    still = ["--learning-rate", "1e-9", "--no-anneal-lr"]
     settings = {}
     for width in (64, 1024):
         for groups, size in [(1, 2), (1, 8), (1, 32), (1, 128), (1, 512), (4, 16), (16, 16), (64, 16)]:
             if width == 64 or groups == 1:
-                steps = str(max(20_000 if width == 64 else 4_000, groups * size * 120))
-                flags = ["--num-groups", str(groups), "--group-size", str(size), "--hidden-size", str(width)]
-                settings[f"{width} | {groups} | {size}"] = [*flags, "--total-timesteps", steps, *still]
+                settings[f"{width} | {groups} | {size}"] = short_episodes(width, groups, size)
     print("| width | groups | group size | steps/s | % of the environment's own | rollout / update / rest | peak MiB |")
     print("|-|-|-|-|-|-|-|")
     for name, rows in rows_of(settings).items():
         print(f"| {name} | {cell(rows, 'rate')} | {cell(rows, 'share')} | {split(rows)} | {cell(rows, 'peak')} |")
+
+
+def gpu(args) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("speed.py: torch finds no GPU.", file=sys.stderr)
+        sys.exit(2)
+    settings = {}
+    for width in (64, 256, 1024):
+        for groups in (1, 4, 16, 64):
+            for device in ("--no-cuda", "--cuda"):
+                settings[width, groups, device] = [*short_episodes(width, groups, 16), device]
+    results = rows_of(settings)
+    print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | there rollout / update / rest "
+          "| peak MiB on the GPU |\n|-|-|-|-|-|-|-|")  # fmt: skip
+    for (width, groups, device), rows in results.items():
+        if device == "--cuda":
+            on_cpu = results[width, groups, "--no-cuda"]
+            ratios = [{"ratio": row["rate"] / cpu["rate"]} for row, cpu in zip(rows, on_cpu)]
+            cells = [cell(on_cpu, "rate"), cell(rows, "rate"), cell(ratios, "ratio", 2), split(rows)]
+            print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
 
 
 def environments(args) -> None:
@@ -313,7 +343,7 @@ def own(args) -> None:
         print(f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} | {cell(rows, 'ratio', 2)} |")
 
 
-TABLES = {"compare": compare, "grow": grow, "environments": environments, "processes": processes, "own": own}
+TABLES = {table.__name__: table for table in (compare, grow, gpu, environments, processes, own)}
 
 
 def main() -> None:
