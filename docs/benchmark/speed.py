@@ -287,7 +287,7 @@ def gpu(args) -> None:
                 settings[width, groups, device] = [*short_episodes(width, groups, 16), device]
     results = rows_of(settings)
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
-    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | there rollout / update / rest "
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | --cuda: rollout / update / rest "
           "| peak MiB on the GPU |\n|-|-|-|-|-|-|-|")  # fmt: skip
     for (width, groups, device), rows in results.items():
         if device == "--cuda":
