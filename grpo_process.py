@@ -403,11 +403,12 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
 
 @contextlib.contextmanager
 def peers():
-    """Around what all of torchrun's processes do together: UserError if one of them has ended."""
+    """Around what all of torchrun's processes do together: UserError if that fails, most likely as one has ended."""
     try:
         yield
     except RuntimeError as error:
-        raise UserError("Another process of this run has ended, and so does this one.") from error
+        cause = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"Another process of this run has ended or cannot be reached: {cause}") from error
 
 
 def share(value) -> list:
@@ -611,9 +612,11 @@ def train(args: Args, signals=()) -> dict:
     torch.manual_seed(args.seed)
     device = torch.device("cpu")
     if args.cuda and torch.cuda.is_available():
-        device, num_gpus = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
-        if device.index >= num_gpus:
+        num_gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
+        if num_gpus < max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):  # in all processes alike
             raise UserError(f"--cuda needs a GPU for each process, and this machine has {num_gpus}.")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)  # or every process would take memory on the first GPU, too
     if world > 1:
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

@@ -431,11 +431,12 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
 
 @contextlib.contextmanager
 def peers():
-    """Around what all of torchrun's processes do together: UserError if one of them has ended."""
+    """Around what all of torchrun's processes do together: UserError if that fails, most likely as one has ended."""
     try:
         yield
     except RuntimeError as error:
-        raise UserError("Another process of this run has ended, and so does this one.") from error
+        cause = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"Another process of this run has ended or cannot be reached: {cause}") from error
 
 
 def share(value) -> list:
@@ -641,9 +642,11 @@ def train(args: Args, signals=()) -> dict:
     torch.manual_seed(args.seed)
     device = torch.device("cpu")
     if args.cuda and torch.cuda.is_available():
-        device, num_gpus = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.cuda.device_count()
-        if device.index >= num_gpus:
+        num_gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
+        if num_gpus < max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):  # in all processes alike
             raise UserError(f"--cuda needs a GPU for each process, and this machine has {num_gpus}.")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)  # or every process would take memory on the first GPU, too
     if world > 1:
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -693,15 +696,16 @@ def train(args: Args, signals=()) -> dict:
             raise
         budget_left = 1 - run.step / args.total_timesteps
         optimizer.param_groups[0]["lr"] = args.learning_rate * (budget_left if args.anneal_lr else 1)
+        obs, next_obs = steps.obs.to(device), steps.next_obs.to(device)
         with torch.no_grad():
-            values, next_values = (policy.value(x.to(device)).cpu() for x in (steps.obs, steps.next_obs))
+            values, next_values = policy.value(obs).cpu(), policy.value(next_obs).cpu()
         advantages, returns = compute_gae(
             steps.rewards, values, next_values, steps.terminated, steps.done, args.gamma, args.gae_lambda
         )
         if args.norm_adv:
             everyones = torch.cat(share(advantages))
             advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)
-        batch = {"obs": steps.obs, "actions": steps.actions, "advantages": advantages, "returns": returns}
+        batch = {"obs": obs, "actions": steps.actions, "advantages": advantages, "returns": returns}
         batch = {name: x.flatten(0, 1).to(device) for name, x in batch.items()}
         batch["log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
         metrics = update(policy, optimizer, loss_fn, batch, args, rng)

@@ -39,8 +39,8 @@ class OnDevice(torch.Tensor):
 class Device(TorchDispatchMode):
     """Within it, `.to(DEVICE)` gives an OnDevice.
 
-    crossed counts the transfers "to" the device and "from" it. A GPU is waited for at each of the latter: also at
-    .item() and where a result's shape depends on the data.
+    crossed counts the transfers "to" the device and "from" it, among them .item() and what a result's shape depends on.
+    A GPU is waited for until each is done.
     """
 
     def __init__(self):

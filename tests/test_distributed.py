@@ -193,7 +193,7 @@ def test_a_process_lost_in_an_update_is_one_sentence(script, monkeypatch):
     policy = network(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
     batch = {"obs": torch.zeros(8, 4), "actions": torch.zeros(8, dtype=torch.int64)}
     rng, args = np.random.default_rng(0), module.Args(num_minibatches=1)
-    with pytest.raises(module.UserError, match="Another process of this run has ended, and so does this one."):
+    with pytest.raises(module.UserError, match="has ended or cannot be reached: Connection reset by peer"):
         module.update(policy, torch.optim.Adam(policy.parameters()), loss_fn, batch, args, rng)
 
 
@@ -206,9 +206,11 @@ def test_a_world_without_torchrun_is_one_sentence(cli, script, monkeypatch):
 
 
 @pytest.mark.parametrize("script", child.SCRIPTS)
-def test_more_processes_than_gpus_are_refused(cli, script, monkeypatch):
+@pytest.mark.parametrize("variable, value", [("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "1")])
+def test_more_processes_than_gpus_are_refused(cli, script, variable, value, monkeypatch):
+    """In every process, also one that has a GPU: it would wait for the others."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv(variable, value)
     status, _, err = cli(script, "--cuda")
     assert status == 2 and err == f"{script}.py: --cuda needs a GPU for each process, and this machine has 1.\n"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_the_first_update_is_the_cpus(env_id):
     """The same seed: the same episodes and advantages; one pass in four minibatches moves the weights alike."""
-    args = grpo_rtg.Args(update_epochs=1)
+    args = grpo_rtg.Args(update_epochs=1, num_minibatches=4)
     envs = [grpo_rtg.make_env(env_id) for _ in range(8)]
     torch.manual_seed(0)
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)

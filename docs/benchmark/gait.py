@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("model", help="the model.pt of a run on HalfCheetah-v5")
     path = parser.parse_args().model
     try:
-        script = importlib.import_module(torch.load(path, weights_only=True)["script"])
+        script = importlib.import_module(torch.load(path, map_location="cpu", weights_only=True)["script"])
         args, _, saved = script.load(path, ENV_ID)
     except Exception as error:  # torch.load alone raises half a dozen kinds
         parser.error(f"cannot read {path} ({type(error).__name__})")

@@ -190,7 +190,10 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
     job = json.dumps({"what": what, "flags": flags, "spawned": time.time()})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE), "one", job]
-        done = subprocess.run(command, cwd=folder, env=os.environ | ONE_THREAD, capture_output=True, text=True)
+        env = os.environ | ONE_THREAD
+        if "--cuda" not in flags:
+            env["CUDA_VISIBLE_DEVICES"] = ""  # SB3 would use a GPU unasked, and torch's optimizers would start it
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
     result = json.loads(done.stdout.splitlines()[-1])
