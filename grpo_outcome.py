@@ -132,6 +132,8 @@ def check_args(args: Args) -> None:
         raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
     if args.evaluate and args.resume:
         raise UserError("--evaluate excludes --resume.")
+    if "" in (args.evaluate, args.resume):
+        raise UserError("--evaluate and --resume need the name of a file.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -153,7 +155,8 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
         obs_space, action_space = env.observation_space, env.action_space
         can_be_flat = obs_space.is_np_flattenable
     except Exception as error:  # a user's own environment may raise anything
-        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}") from error
+        hint = " (modules are sought beside the script and in PYTHONPATH)" if isinstance(error, ImportError) else ""
+        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}{hint}") from error
     if not can_be_flat:
         raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
     if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
@@ -535,7 +538,7 @@ def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
     except UserError:
         raise
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot read {path} ({type(error).__name__}).") from error
+        raise UserError(f"Cannot read {path} ({getattr(error, 'strerror', None) or type(error).__name__}).") from error
     return args, run, saved
 
 
@@ -545,7 +548,8 @@ def restore(path: str, saved: dict, **parts) -> None:
         try:
             part.load_state_dict(saved[name])
         except Exception as error:
-            raise UserError(f"Cannot use {path}: its {name} is missing or does not fit.") from error
+            problem = "does not fit the options" if name in saved else "is missing (a checkpoint.pt has it)"
+            raise UserError(f"Cannot use {path}: its {name} {problem}.") from error
 
 
 def compare_devices(policy: Policy, num_envs: int) -> str:
@@ -606,6 +610,8 @@ def train(args: Args, signals=()) -> dict:
     trained, run, saved = load(args.resume, args.env_id) if args.resume else (args, Run(), {})
     if trained.env_id != args.env_id:
         raise UserError(f"{args.resume} was trained on {trained.env_id}, not on {args.env_id}.")
+    if run.step > args.total_timesteps:
+        raise UserError(f"{args.resume} has taken {run.step} steps: --total-timesteps {args.total_timesteps} is less.")
     if run.rng and len(run.rng) != world:
         raise UserError(f"{args.resume} is of a run of {len(run.rng)} processes, not {world}.")
     envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_groups * args.group_size)]
@@ -689,7 +695,7 @@ def train(args: Args, signals=()) -> dict:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (returns.std(-1) > 0).any():
                 why = f"every step paid {rewards[mask][0]:g} and an episode's length does not count here"
-            tell(bar, f"No signal: every advantage of this iteration is 0, because {why}.")
+            tell(bar, f"No signal at step {run.step:,}: all advantages are 0, because {why}. This is said once.")
         scalars = {f"losses/{name}": value for name, value in metrics.items()}
         scalars |= {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
         scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
@@ -790,7 +796,7 @@ def catch_signals() -> list[int]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # nobody may be left to read it
-            os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
+            os.write(2, b"\nStopping after this iteration or evaluation; once more stops at once.\n")
 
     signal.signal(signal.SIGINT, note)
     signal.signal(signal.SIGTERM, note)
@@ -815,6 +821,8 @@ def main() -> None:
         args = tyro.cli(Args, default=Args(**kept))
         if args.env_id != trained.env_id:
             raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
+        if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+            print("WARNING: there is no display, so no window may open; --capture-video records", file=sys.stderr)
         torch.set_num_threads(args.num_threads)
         env = make_env(args.env_id)
         policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
@@ -827,7 +835,7 @@ def main() -> None:
         report(evaluate(policy, args, args.greedy, video_dir, first_seed), args)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
-            error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."
+            error = f"Cannot write {os.fsdecode(error.filename or 'the output')}: {error.strerror}."
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)  # on a line of its own, not the bar's
         sys.exit(2)
 

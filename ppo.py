@@ -127,6 +127,8 @@ def check_args(args: Args) -> None:
         raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
     if args.evaluate and args.resume:
         raise UserError("--evaluate excludes --resume.")
+    if "" in (args.evaluate, args.resume):
+        raise UserError("--evaluate and --resume need the name of a file.")
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
@@ -148,7 +150,8 @@ def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = 
         obs_space, action_space = env.observation_space, env.action_space
         can_be_flat = obs_space.is_np_flattenable
     except Exception as error:  # a user's own environment may raise anything
-        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}") from error
+        hint = " (modules are sought beside the script and in PYTHONPATH)" if isinstance(error, ImportError) else ""
+        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}{hint}") from error
     if not can_be_flat:
         raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
     if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
@@ -562,7 +565,7 @@ def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
     except UserError:
         raise
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot read {path} ({type(error).__name__}).") from error
+        raise UserError(f"Cannot read {path} ({getattr(error, 'strerror', None) or type(error).__name__}).") from error
     return args, run, saved
 
 
@@ -572,7 +575,8 @@ def restore(path: str, saved: dict, **parts) -> None:
         try:
             part.load_state_dict(saved[name])
         except Exception as error:
-            raise UserError(f"Cannot use {path}: its {name} is missing or does not fit.") from error
+            problem = "does not fit the options" if name in saved else "is missing (a checkpoint.pt has it)"
+            raise UserError(f"Cannot use {path}: its {name} {problem}.") from error
 
 
 def compare_devices(policy: Policy, num_envs: int) -> str:
@@ -635,6 +639,8 @@ def train(args: Args, signals=()) -> dict:
     trained, run, saved = load(args.resume, args.env_id) if args.resume else (args, Run(), {})
     if (trained.env_id, trained.num_envs) != (args.env_id, args.num_envs):
         raise UserError(f"{args.resume} was trained on {trained.num_envs} {trained.env_id} and can only go on there.")
+    if run.step > args.total_timesteps:
+        raise UserError(f"{args.resume} has taken {run.step} steps: --total-timesteps {args.total_timesteps} is less.")
     if run.rng and len(run.rng) != world:
         raise UserError(f"{args.resume} is of a run of {len(run.rng)} processes, not {world}.")
     envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_envs)]
@@ -816,7 +822,7 @@ def catch_signals() -> list[int]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # nobody may be left to read it
-            os.write(2, b"\nStopping after this iteration; once more stops at once.\n")
+            os.write(2, b"\nStopping after this iteration or evaluation; once more stops at once.\n")
 
     signal.signal(signal.SIGINT, note)
     signal.signal(signal.SIGTERM, note)
@@ -841,6 +847,8 @@ def main() -> None:
         args = tyro.cli(Args, default=Args(**kept))
         if args.env_id != trained.env_id:
             raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
+        if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+            print("WARNING: there is no display, so no window may open; --capture-video records", file=sys.stderr)
         torch.set_num_threads(args.num_threads)
         env = make_env(args.env_id)
         policy = ActorCritic(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
@@ -853,7 +861,7 @@ def main() -> None:
         report(evaluate(policy, args, args.greedy, video_dir, first_seed), args)
     except (UserError, FloatingPointError, OSError) as error:
         if isinstance(error, OSError):  # a full disk, a folder that is not the user's
-            error = f"Cannot write {error.filename or 'the output'}: {error.strerror}."
+            error = f"Cannot write {os.fsdecode(error.filename or 'the output')}: {error.strerror}."
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)  # on a line of its own, not the bar's
         sys.exit(2)
 

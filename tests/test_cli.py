@@ -144,7 +144,13 @@ BAD_INPUT = {
     "two modes": (["--evaluate", "a.pt", "--resume", "b.pt"], r"--evaluate excludes --resume"),
     "too wide a network": (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
     "too many threads": (["--num-threads", "2147483648"], r"--num-threads must be from 1 to 1,024"),
-    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(FileNotFoundError\)"),
+    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(No such file or directory\)"),
+    "no file to play": (["--evaluate", ""], r"--evaluate and --resume need the name of a file"),
+    "no file to resume": (["--resume", ""], r"--evaluate and --resume need the name of a file"),
+    "no such module": (
+        ["--env-id", "nowhere:Env-v0"],
+        r"nowhere.* \(modules are sought beside the script and in PYTHON",
+    ),
     "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
 }
 BAD_GRPO_INPUT = {
@@ -282,9 +288,10 @@ def test_tied_groups_say_that_there_is_no_signal(cli, script):
     args = ["--env-id", "MountainCar-v0", "--max-episode-steps", 50, "--gamma", 1.0, *SHORT[script]]
     args += ["--baseline", "timestep"] if script == "grpo_rtg" else []
     _, out, err = cli(script, *args)
-    assert (out + err).count(
-        "No signal: every advantage of this iteration is 0, because the members of every group tied"
-    ) == 1
+    said = re.findall(
+        r"No signal at step [\d,]+: all advantages are 0, because the members of every group tied", out + err
+    )
+    assert len(said) == 1
     [run_dir] = Path("runs").iterdir()
     events = logged(run_dir)
     assert {x.value for x in events.Scalars("group/zero_std_frac")} == {1.0}
@@ -347,8 +354,22 @@ def test_render_shows_every_episode_in_one_window(cli, monkeypatch):
     monkeypatch.setattr(
         gym, "make", lambda *args, **kwargs: modes.append(kwargs.get("render_mode")) or make(*args, **kwargs)
     )
-    status, out, _ = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(variable, raising=False)
+    status, out, err = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
     assert status == 0 and "Greedy evaluation, 2 episodes" in out and modes.count("human") == 1
+    assert "WARNING: there is no display" in err or sys.platform != "linux"
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert "there is no display" not in cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 1)[2]
+
+
+@each_script
+def test_a_fault_in_writing_names_the_file(cli, script, monkeypatch):
+    def train(*_):
+        raise PermissionError(13, "Permission denied", b"runs/a")  # as TensorBoard's writer has it
+
+    monkeypatch.setattr(importlib.import_module(script), "train", train)
+    assert cli(script) == (2, "", f"{script}.py: Cannot write runs/a: Permission denied.\n")
 
 
 @each_script

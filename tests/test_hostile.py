@@ -15,7 +15,7 @@ from tests.test_reliability import equal
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 SHORT = ["--total-timesteps", 600, "--eval-episodes", 3, "--update-epochs", 1, "--num-minibatches", 1]
 SHORT = {script: [*SHORT, *(["--num-envs", 8, "--num-steps", 32] if script == "ppo" else [])] for script in SCRIPTS}
-PROGRESS = re.compile(r"^[\d,]+ steps in \d+ s: return [-\d.]+$|^No signal: ")
+PROGRESS = re.compile(r"^[\d,]+ steps in \d+ s: return [-\d.]+$|^No signal at ")
 HARMLESS = [what for what in Hostile.step_does if what.startswith("harmless")]
 NAN = [
     "observation nan",

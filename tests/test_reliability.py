@@ -146,7 +146,7 @@ def test_a_signal_saves_and_says_how_to_go_on(script, number, unbroken, tmp_path
     os.kill(process.pid, number)
     process.join()
     assert process.exitcode == 128 + number
-    assert "Stopping after this iteration; once more stops at once." in text(tmp_path, "err")
+    assert "Stopping after this iteration or evaluation; once more stops at once." in text(tmp_path, "err")
     assert "Traceback" not in text(tmp_path, "err")
     command = re.search(rf"Resume: python \S*{script}.py (--resume \S+/checkpoint.pt)$", text(tmp_path, "err"), re.M)[1]
     assert child.run(script, *command.split(), folder=tmp_path) == 0
@@ -344,7 +344,8 @@ class TestFiles:
             (["--resume", "folder.pt"], "Cannot read folder.pt"),
             (["--resume", run_dir / "model.pt"], "Cannot use .*: its (optimizer|reference) is missing"),
             (["--resume", path, "--env-id", "Acrobot-v1"], r"was trained on (4 )?CartPole-v1"),
-            (["--resume", path, "--hidden-size", 16], "Cannot use .*: its policy is missing or does not fit"),
+            (["--resume", path, "--total-timesteps", 1024], r"has taken \d+ steps: --total-timesteps 1024 is less"),
+            (["--resume", path, "--hidden-size", 16], "Cannot use .*: its policy does not fit the options"),
         ):
             self.refused(cli, script, message, args, message)
         self.refused(cli, other, "other script", ["--resume", path], rf"was made by {script}\.py: use it with that")
