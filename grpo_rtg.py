@@ -830,7 +830,7 @@ def main() -> None:
         if args.env_id != trained.env_id:
             raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
         if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-            print("WARNING: there is no display, so no window may open; --capture-video records", file=sys.stderr)
+            print("WARNING: no display was found, a window may not open; --capture-video needs none", file=sys.stderr)
         torch.set_num_threads(args.num_threads)
         env = make_env(args.env_id)
         policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)

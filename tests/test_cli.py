@@ -358,9 +358,9 @@ def test_render_shows_every_episode_in_one_window(cli, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     status, out, err = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
     assert status == 0 and "Greedy evaluation, 2 episodes" in out and modes.count("human") == 1
-    assert "WARNING: there is no display" in err or sys.platform != "linux"
+    assert "WARNING: no display was found" in err or sys.platform != "linux"
     monkeypatch.setenv("DISPLAY", ":0")
-    assert "there is no display" not in cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 1)[2]
+    assert "no display" not in cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 1)[2]
 
 
 @each_script
