@@ -467,6 +467,8 @@ def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, se
     Played 20 at a time, or one at a time in a window with --render. With video_dir the first environment is recorded.
     """
     envs = [make_env(args.env_id, args.max_episode_steps, "human" if args.render else None, video_dir)]
+    if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        print("WARNING: no display was found, a window may not open; --capture-video needs none", file=sys.stderr)
     while len(envs) < (1 if args.render else min(args.eval_episodes, 20)):
         envs.append(make_env(args.env_id, args.max_episode_steps))
     seeds, returns = list(range(seed, seed + args.eval_episodes)), []
@@ -829,8 +831,6 @@ def main() -> None:
         args = tyro.cli(Args, default=Args(**kept))
         if args.env_id != trained.env_id:
             raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
-        if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-            print("WARNING: no display was found, a window may not open; --capture-video needs none", file=sys.stderr)
         torch.set_num_threads(args.num_threads)
         env = make_env(args.env_id)
         policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
