@@ -244,6 +244,11 @@ APART = {  # measured by learning.py: the grid world with few and many groups, b
     "1141 [933, 1302]",  # Hopper likewise
     *("239 [210, 244]", "208 [152, 232]"),  # PPO on LunarLander without entropy bonus, by learning.py
     *("1251 [1194, 1338]", "1132 [962, 1491]"),  # PPO on HalfCheetah with RL-Zoo's settings, by learning.py
+    # medians and ranges with --norm-obs and without it, by learning.py
+    *("-84.2 [-90.4, -74.0]", "-80.9 [-86.0, -75.2]", "-81.1 [-90.2, -74.9]", "-77.8 [-81.4, -72.8]"),
+    *("-176.9 [-219.6, -163.0]", "-192.6 [-291.8, -163.7]", "-153.5 [-166.9, -146.2]", "-155.9 [-292.5, -145.4]"),
+    *("265.0 [146.2, 276.6]", "223.1 [70.9, 266.0]", "267.5 [159.4, 271.8]", "234.7 [110.2, 263.5]"),
+    *("850 [723, 934]", "1379 [1173, 1501]", "1017 [880, 1063]", "1618 [617, 1634]"),
 }
 
 
