@@ -807,8 +807,8 @@ def catch_signals() -> list[int]:
 
 def main() -> None:
     """Train, or with --evaluate play a saved model, as the command line says."""
-    args = tyro.cli(Args)
     try:
+        args = tyro.cli(Args)
         if not args.evaluate:
             shown = threading.excepthook  # a full disk stops the logs' thread, but add_scalar raises its error, too
             threading.excepthook = lambda hook: None if isinstance(hook.exc_value, OSError) else shown(hook)

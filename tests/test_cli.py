@@ -373,6 +373,15 @@ def test_a_fault_in_writing_names_the_file(cli, script, monkeypatch):
 
 
 @each_script
+def test_help_that_nobody_reads_is_one_sentence(cli, script, monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("builtins.print", closed)  # as in `--help | head`
+    assert cli(script, "--help") == (2, "", f"{script}.py: Cannot write the output: Broken pipe.\n")
+
+
+@each_script
 def test_videos_that_cannot_be_written_are_refused_before_training(cli, script, monkeypatch):
     monkeypatch.setitem(sys.modules, "moviepy", None)  # as if it were not installed
     status, out, err = cli(script, "--capture-video", *SHORT[script])
