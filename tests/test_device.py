@@ -114,7 +114,7 @@ def test_no_minibatch_waits(script, num_processes, target_kl, device, monkeypatc
     env = grpo_rtg.make_env("CartPole-v1")
     policy = module.ActorCritic if script == "ppo" else module.Policy
     policy = policy(env.observation_space, env.action_space, norm_obs=True).to(DEVICE)
-    optimizer = torch.optim.Adam(policy.parameters(), 1e-3, eps=1e-5, fused=True)
+    optimizer = module.Adam(policy.parameters(), 1e-3, eps=1e-5, fused=True)
     coefs = {"vf_coef": 0.5} if script == "ppo" else {"kl_coef": 0.1}
     loss_fn = partial(module.ppo_loss if script == "ppo" else module.grpo_loss, clip_coef=0.2, ent_coef=0.01, **coefs)
     names = ["advantages", "weights", "log_probs", "ref_log_probs", "returns"]

@@ -194,7 +194,7 @@ def test_a_process_lost_in_an_update_is_one_sentence(script, monkeypatch):
     batch = {"obs": torch.zeros(8, 4), "actions": torch.zeros(8, dtype=torch.int64)}
     rng, args = np.random.default_rng(0), module.Args(num_minibatches=1)
     with pytest.raises(module.UserError, match="has ended or cannot be reached: Connection reset by peer"):
-        module.update(policy, torch.optim.Adam(policy.parameters()), loss_fn, batch, args, rng)
+        module.update(policy, module.Adam(policy.parameters()), loss_fn, batch, args, rng)
 
 
 @pytest.mark.parametrize("script", child.SCRIPTS)

@@ -34,7 +34,7 @@ def test_the_first_update_is_the_cpus(env_id):
         with torch.no_grad():
             batch["log_probs"] = network.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
         batch["ref_log_probs"] = batch["log_probs"] - 0.1
-        optimizer = torch.optim.Adam(network.parameters(), 1e-3, eps=1e-5, fused=True)
+        optimizer = grpo_rtg.Adam(network.parameters(), 1e-3, eps=1e-5, fused=True)
         loss_fn = partial(grpo_rtg.grpo_loss, clip_coef=0.2, kl_coef=0.1, ent_coef=0.01)
         grpo_rtg.update(network, optimizer, loss_fn, batch, args, rng)
         ends[device] = advantages, [x.detach().cpu() for x in network.parameters()]
@@ -68,7 +68,7 @@ def test_no_minibatch_waits_for_the_gpu():
     waits = []
     for num_minibatches in (2, 2, 16):  # the first one warms up
         policy = grpo_rtg.Policy(env.observation_space, env.action_space).cuda()
-        optimizer = torch.optim.Adam(policy.parameters(), 1e-3, eps=1e-5, fused=True)
+        optimizer = grpo_rtg.Adam(policy.parameters(), 1e-3, eps=1e-5, fused=True)
         batch = {"obs": torch.randn(64, 4, device="cuda"), "actions": torch.zeros(64, dtype=torch.int64, device="cuda")}
         batch |= dict.fromkeys(("advantages", "weights", "log_probs", "ref_log_probs"), batch["obs"][:, 0])
         args = grpo_rtg.Args(update_epochs=2, num_minibatches=num_minibatches)

@@ -1,5 +1,7 @@
 """The objective, its gradient and its averages. Eq. 3 against a scalar loop is in test_oracle.py."""
 
+import importlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 import grpo_outcome
 import grpo_rtg
 import ppo
+from tests import child
 
 OBS = gym.spaces.Box(-1, 1, (3,))
 COEFS = {"clip_coef": 0.2, "kl_coef": 0.0, "ent_coef": 0.0}
@@ -203,6 +206,30 @@ class TestUpdate:
 
         with pytest.raises(FloatingPointError, match="NaN or infinite"):
             self.run(policy, loss_fn, self.args)
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_adam_is_torchs(script):
+    """The same steps as torch's, to the last bit, and states that each can go on from."""
+    own, torchs = importlib.import_module(script).Adam, torch.optim.Adam
+    for first, second in (own, own), (own, torchs), (torchs, own):
+        nets = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+        nets[1].load_state_dict(nets[0].state_dict())
+        optimizers = [make(net.parameters(), 0.1, eps=1e-5, fused=True) for make, net in zip((first, torchs), nets)]
+        generator = torch.Generator().manual_seed(0)
+        for i in range(6):
+            if i == 3:
+                state, net = optimizers[0].state_dict(), nets[0]
+                optimizers[0] = second(net.parameters(), 9.0, fused=True)
+                optimizers[0].load_state_dict(state)
+            x = torch.randn(5, 3, generator=generator)
+            for net, optimizer in zip(nets, optimizers):
+                optimizer.zero_grad()
+                assert all(parameter.grad is None for parameter in net.parameters())
+                net(x).square().sum().backward()
+                optimizer.step()
+            for given, expected in zip(nets[0].parameters(), nets[1].parameters()):
+                assert torch.equal(given, expected)
 
 
 def test_ppo_value_loss_reaches_only_the_critic():

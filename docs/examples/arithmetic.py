@@ -129,7 +129,7 @@ def finetune(script, pretrained: dict, env_id: str, steps: int, **options) -> to
     env = script.make_env(env_id)
     policy = script.Policy(env.observation_space, env.action_space)
     policy.load_state_dict(pretrained)
-    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    optimizer = script.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "checkpoint.pt")
         script.save(start, args, script.Run(), policy=policy, reference=policy, optimizer=optimizer)
