@@ -223,7 +223,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def log_probs(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """log π_θ(a|s) [S] for a rollout's steps, in slices, to bound the memory that wide networks take."""
-        slices = zip(obs.split(4096), actions.split(4096))
+        slices = zip(obs.split(2048), actions.split(2048))
         return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
 
     def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
