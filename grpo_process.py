@@ -261,13 +261,13 @@ def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs:
     of the environment, or NaN, infinity, numbers too large to be squared in float32, or a wrong shape or type from it,
     is a UserError that names the environment, its seed, the step (times[i]) and the action.
     """
-    rewards, terminated, truncated = [], [], []
+    rewards, terminated, truncated, size = [], [], [], obs.shape[1]
     try:
         for i, action in zip(members, actions):
             started = action is not None
             step = envs[i].step(action) if started else (envs[i].reset(seed=seeds[i])[0], 0.0, False, False, {})
             seen, reward, is_terminated, is_truncated, _ = step
-            if len(seen) != obs.shape[1]:  # NumPy would broadcast a single number
+            if len(seen) != size:  # NumPy would broadcast a single number
                 raise ValueError(f"the observation has {len(seen)} numbers instead of {obs.shape[1]}")
             if not -1e18 < reward < 1e18:  # False for NaN, too
                 raise ValueError(f"reward {reward} is NaN, infinite or too large")
@@ -697,11 +697,12 @@ def train(args: Args, signals=()) -> dict:
             policy.update_obs_stats(torch.cat(share(episodes.obs)).to(device))
 
         no_signal = (advantages == 0).flatten(1).all(1)
-        blocks = rewards.sum(-1), mask.sum(-1).double(), no_signal
-        returns, lengths, no_signal = (torch.cat(share(x)) for x in blocks)  # [K, G], [K, G], [K] of all processes
+        shared = share((rewards.sum(-1), mask.sum(-1).double(), no_signal, rng.bit_generator.state))
+        *blocks, run.rng = map(list, zip(*shared))
+        returns, lengths, no_signal = map(torch.cat, blocks)  # [K, G], [K, G], [K] of all processes
         run.iteration, run.step = run.iteration + 1, run.step + sum(sizes)
         run.recent = (run.recent + returns.flatten().tolist())[-100:]
-        run.seconds, run.rng = time.perf_counter() - start, share(rng.bit_generator.state)
+        run.seconds = time.perf_counter() - start
         if no_signal.all() and writer and not told:
             told, why = True, "the members of every group tied"
             if len(rewards[mask].unique()) == 1 and (returns.std(-1) > 0).any():

@@ -269,13 +269,13 @@ def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs:
     of the environment, or NaN, infinity, numbers too large to be squared in float32, or a wrong shape or type from it,
     is a UserError that names the environment, its seed, the step (times[i]) and the action.
     """
-    rewards, terminated, truncated = [], [], []
+    rewards, terminated, truncated, size = [], [], [], obs.shape[1]
     try:
         for i, action in zip(members, actions):
             started = action is not None
             step = envs[i].step(action) if started else (envs[i].reset(seed=seeds[i])[0], 0.0, False, False, {})
             seen, reward, is_terminated, is_truncated, _ = step
-            if len(seen) != obs.shape[1]:  # NumPy would broadcast a single number
+            if len(seen) != size:  # NumPy would broadcast a single number
                 raise ValueError(f"the observation has {len(seen)} numbers instead of {obs.shape[1]}")
             if not -1e18 < reward < 1e18:  # False for NaN, too
                 raise ValueError(f"reward {reward} is NaN, infinite or too large")

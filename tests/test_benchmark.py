@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_speed_knows_the_tables_of_its_page():
     done = subprocess.run([sys.executable, FOLDER / "speed.py", "--help"], capture_output=True, text=True, check=True)
     named = re.findall(r"python docs/benchmark/speed\.py (\w+)", (FOLDER.parent / "performance.md").read_text())
     assert len(named) >= 4 and all(f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named)
+
+
+def test_the_parts_of_a_step_are_the_whole(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import speed
+
+    job = {"what": ["parts", "grpo_rtg"], "flags": ["--total-timesteps", "3000"], "spawned": 0}
+    command = [sys.executable, FOLDER / "speed.py", "one", json.dumps(job)]
+    result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert all(result[part] > 0 for part in speed.PARTS)
+    assert sum(result[part] for part in speed.PARTS) == pytest.approx(result["total"]) == 1e6 / result["rate"]
 
 
 def test_speed_on_a_gpu(monkeypatch, capsys):

@@ -3,6 +3,7 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py compare --seeds 1-5
     python docs/benchmark/speed.py compare --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
+    python docs/benchmark/speed.py parts
     python docs/benchmark/speed.py grow
     python docs/benchmark/speed.py environments
     python docs/benchmark/speed.py processes
@@ -17,6 +18,9 @@ compare: CartPole-v1. Steps and seconds to 475 are those after which the mean re
 475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. This project's
 runs go to the end of their budget, the others only until they reach 475, for some take minutes. CleanRL's interpreter
 must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+
+parts: where the time of grpo_rtg.py goes on CartPole-v1, in microseconds per environment step; timers stand around the
+functions that are named.
 
 grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short episodes (about 22
 steps); gpu has each run with and without --cuda, in turns.
@@ -48,6 +52,17 @@ SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
 GOAL, WINDOW = 475, 20
+PARTS = {  # of an iteration of grpo_rtg.py
+    "steps": "rollout: `step_envs`, the environments' steps and the checks of what they give",
+    "resets": "rollout: `step_envs`, resets with a seed",
+    "sampling": "rollout: the sampler, an observation to an action",
+    "play": "rollout: lists, who is alive, the flat batch",
+    "log_probs": "`log_probs`, π_old of all steps",
+    "loss": "update: forward passes and `grpo_loss`, two passes",
+    "backward": "update: backward passes",
+    "adam": "update: shuffles, the clipped gradient, Adam",
+    "rest": "advantages, logs, checkpoints, progress",
+}
 ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20}  # and see run_sb3
 
 
@@ -76,7 +91,7 @@ class Meter:
         seconds = time.perf_counter() - self.first
         shares = {phase: spent / seconds for phase, spent in self.seconds.items()}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        reached = {"goal_steps": self.reached[0], "goal_seconds": self.reached[1]}
+        reached = {"steps": self.steps, "goal_steps": self.reached[0], "goal_seconds": self.reached[1]}
         return {"rate": self.steps / seconds, "start_up": self.start_up, "peak": peak, **shares, **reached}
 
 
@@ -112,6 +127,35 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         module.train(tyro.cli(module.Args, args=[*flags, "--no-save-model", "--eval-episodes", "1"]))
     return result
+
+
+def run_parts(name: str, flags: list[str], spawned: float) -> dict:
+    """One of the GRPO scripts, with the microseconds per environment step that the parts of an iteration take."""
+    module, seconds = importlib.import_module(name), dict.fromkeys(PARTS, 0.0)
+
+    def timed(function, part=None):
+        def call(*args):
+            start = time.perf_counter()
+            value = function(*args)
+            reset = function is step_envs and args[2][0] is None
+            seconds[part or ("resets" if reset else "steps")] += time.perf_counter() - start
+            return value
+
+        return call
+
+    step_envs, sampler, loss, tensor = module.step_envs, module.Policy.sampler, module.grpo_loss, module.torch.Tensor
+    module.step_envs = timed(step_envs)
+    module.Policy.sampler = lambda *args: timed(sampler(*args), "sampling")
+    module.Policy.log_probs = timed(module.Policy.log_probs, "log_probs")
+    module.grpo_loss = lambda *args, **coefs: timed(lambda: loss(*args, **coefs), "loss")()
+    tensor.backward = timed(tensor.backward, "backward")
+    result = run_script(name, flags, spawned)
+    total = 1e6 / result["rate"]
+    spent = {part: 1e6 * value / result["steps"] for part, value in seconds.items()}
+    spent["play"] = total * result["rollout"] - spent["steps"] - spent["resets"] - spent["sampling"]
+    spent["adam"] = total * result["update"] - spent["loss"] - spent["backward"]
+    spent["rest"] = total * (1 - result["rollout"] - result["update"]) - spent["log_probs"]
+    return result | spent | {"total": total}
 
 
 def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
@@ -206,7 +250,7 @@ def one(job: dict) -> None:
     kind, *rest = job["what"]
     if kind == "alone":
         return print(own_rate(*rest, 3.0))
-    runner = {"script": run_script, "sb3": run_sb3, "cleanrl": run_cleanrl}[kind]
+    runner = {"script": run_script, "parts": run_parts, "sb3": run_sb3, "cleanrl": run_cleanrl}[kind]
     print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
 
 
@@ -247,6 +291,15 @@ def compare(args) -> None:
         cells = [cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "start_up", 1), cell(rows, "peak")]
         cells += [cell(rows, "goal_steps"), cell(rows, "goal_seconds", 2), f"{reached} of {len(rows)}"]
         print(f"| {name} | {' | '.join(cells)} |")
+
+
+def parts(args) -> None:
+    first, last = map(int, args.seeds.split("-"))
+    rows = [run(["parts", "grpo_rtg"], ["--seed", str(seed)]) for seed in range(first, last + 1)]
+    print("| part | µs per step |\n|-|-|")
+    print(f"| CartPole-v1 alone | {cell([{'alone': 1e6 / row['own']} for row in rows], 'alone', 2)} |")
+    for part, what in (PARTS | {"total": "the whole run"}).items():
+        print(f"| {what} | {cell(rows, part, 2)} |")
 
 
 def rows_of(settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats: int = 3) -> dict[str, list[dict]]:
@@ -346,7 +399,7 @@ def own(args) -> None:
         print(f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} | {cell(rows, 'ratio', 2)} |")
 
 
-TABLES = {table.__name__: table for table in (compare, grow, gpu, environments, processes, own)}
+TABLES = {table.__name__: table for table in (compare, parts, grow, gpu, environments, processes, own)}
 
 
 def main() -> None:
@@ -354,7 +407,7 @@ def main() -> None:
         return one(json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", default="1-5", help="compare: first-last")
+    parser.add_argument("--seeds", default="1-5", help="compare, parts: first-last")
     parser.add_argument("--cleanrl", help="compare: a checkout of CleanRL")
     parser.add_argument("--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it")
     args = parser.parse_args()
