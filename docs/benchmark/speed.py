@@ -66,6 +66,7 @@ PARTS = {  # of an iteration of grpo_rtg.py
     "adam": "update: shuffles, the clipped gradient, Adam",
     "rest": "advantages, logs, checkpoints, progress",
 }
+TOTALS = {"total": "the whole run", "dropped": "of it the last rollout, which exceeds the budget and is dropped"}
 ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20}  # and see run_sb3
 
 
@@ -134,7 +135,7 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
 
 def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     """One of the GRPO scripts, with the microseconds per environment step that the parts of an iteration take."""
-    module, seconds = importlib.import_module(name), dict.fromkeys(PARTS, 0.0)
+    module, seconds = importlib.import_module(name), dict.fromkeys([*PARTS, "dropped"], 0.0)
 
     def timed(function, part=None):
         def call(*args):
@@ -146,6 +147,13 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
 
         return call
 
+    def collect_groups(*args):
+        start = time.perf_counter()
+        episodes = play(*args)
+        seconds["dropped"] += time.perf_counter() - start if episodes is None else 0
+        return episodes
+
+    play, module.collect_groups = module.collect_groups, collect_groups
     step_envs, sampler, loss, tensor = module.step_envs, module.Policy.sampler, module.grpo_loss, module.torch.Tensor
     module.step_envs = timed(step_envs)
     module.Policy.sampler = lambda *args: timed(sampler(*args), "sampling")
@@ -301,7 +309,7 @@ def parts(args) -> None:
     rows = [run(["parts", "grpo_rtg"], ["--seed", str(seed)]) for seed in range(first, last + 1)]
     print("| part | µs per step |\n|-|-|")
     print(f"| CartPole-v1 alone | {cell([{'alone': 1e6 / row['own']} for row in rows], 'alone', 2)} |")
-    for part, what in (PARTS | {"total": "the whole run"}).items():
+    for part, what in (PARTS | TOTALS).items():
         print(f"| {what} | {cell(rows, part, 2)} |")
 
 
