@@ -153,7 +153,12 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
         seconds["dropped"] += time.perf_counter() - start if episodes is None else 0
         return episodes
 
-    play, module.collect_groups = module.collect_groups, collect_groups
+    def finish_run(*args):
+        spent.update(seconds)  # without the evaluation that follows
+        return finish(*args)
+
+    spent, play, finish = {}, module.collect_groups, module.finish_run
+    module.collect_groups, module.finish_run = collect_groups, finish_run
     step_envs, sampler, loss, tensor = module.step_envs, module.Policy.sampler, module.grpo_loss, module.torch.Tensor
     module.step_envs = timed(step_envs)
     module.Policy.sampler = lambda *args: timed(sampler(*args), "sampling")
@@ -162,7 +167,7 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     tensor.backward = timed(tensor.backward, "backward")
     result = run_script(name, flags, spawned)
     total = 1e6 / result["rate"]
-    spent = {part: 1e6 * value / result["steps"] for part, value in seconds.items()}
+    spent = {part: 1e6 * value / result["steps"] for part, value in spent.items()}
     spent["play"] = total * result["rollout"] - spent["steps"] - spent["resets"] - spent["sampling"]
     spent["adam"] = total * result["update"] - spent["loss"] - spent["backward"]
     spent["rest"] = total * (1 - result["rollout"] - result["update"]) - spent["log_probs"]
