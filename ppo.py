@@ -276,7 +276,7 @@ def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs:
             step = envs[i].step(action) if started else (envs[i].reset(seed=seeds[i])[0], 0.0, False, False, {})
             seen, reward, is_terminated, is_truncated, _ = step
             if len(seen) != size:  # NumPy would broadcast a single number
-                raise ValueError(f"the observation has {len(seen)} numbers instead of {obs.shape[1]}")
+                raise ValueError(f"the observation has {len(seen)} numbers instead of {size}")
             if not -1e18 < reward < 1e18:  # False for NaN, too
                 raise ValueError(f"reward {reward} is NaN, infinite or too large")
             obs[i] = seen

@@ -104,7 +104,7 @@ def test_a_start_does_not_wait_for_torchs_compiler():
 
 
 def test_as_a_process_of_its_own():
-    """The real thing once: help, a run, and bad input, from another folder."""
+    """The real thing once: help and bad input, from another folder."""
 
     def python(*args):
         return subprocess.run([sys.executable, ROOT / "grpo_rtg.py", *args], capture_output=True, text=True)
