@@ -42,13 +42,31 @@ def _train(script: str, argv: list[str], rank: int, port: int, folder: str) -> N
         sizes.append(len(batch["obs"]))
         return metrics
 
-    module.update = watched
-    if script != "ppo":
+    def watched_advantages(rewards, mask, *rest):
+        episodes.append(list(zip(rewards.sum(-1).flatten().tolist(), mask.sum(-1).flatten().tolist())))
+        return advantages(rewards, mask, *rest)
+
+    def watched_steps(*args):
+        steps, running = collect_steps(*args)
+        episodes.append(steps.episodes)
+        return steps, running
+
+    module.update, episodes = watched, []
+    if script == "ppo":
+        collect_steps, module.collect_steps = module.collect_steps, watched_steps
+    else:
+        advantages, module.compute_advantages = module.compute_advantages, watched_advantages
         weights = module.step_weights
         module.step_weights = lambda mask, agg: weights(seen.setdefault("mask", mask) if not sizes else mask, agg)
     with contextlib.redirect_stdout(io.StringIO()) as out:
         summary = module.train(tyro.cli(module.Args, args=argv))
-    seen |= {"steps": summary.get("steps"), "sizes": sizes, "dirs": os.listdir("runs"), "out": out.getvalue()}
+    seen |= {
+        "summary": summary,
+        "sizes": sizes,
+        "episodes": episodes,
+        "dirs": os.listdir("runs"),
+        "out": out.getvalue(),
+    }
     torch.save(seen, f"{rank}.pt")
 
 
@@ -97,9 +115,33 @@ def test_processes_stay_equal_and_count_their_steps_once(script):
     assert all(torch.equal(one["end"][name], other["end"][name]) for name in one["end"])
     assert one["end"]["obs_count"] > sum(one["sizes"])  # the statistics are of everyone's observations
     assert one["metrics"] == other["metrics"]
-    assert one["steps"] == sum(one["sizes"]) + sum(other["sizes"]) <= 900 and len(one["sizes"]) > 1
+    steps = sum(one["sizes"]) + sum(other["sizes"])
+    assert one["summary"]["steps"] == steps <= 900 and len(one["sizes"]) > 1
     assert not torch.equal(one["batch"]["obs"], other["batch"]["obs"])  # each plays episodes of its own
-    assert other["steps"] is None and len(one["dirs"]) == 1
+    assert other["summary"] == {} and len(one["dirs"]) == 1
+
+
+@pytest.mark.parametrize("script", child.SCRIPTS)
+def test_what_is_logged_is_of_the_episodes_of_all_processes(script):
+    one, other = train_with_two(script)
+    episodes = [mine + others for mine, others in zip(one["episodes"], other["episodes"])]  # of each iteration
+    assert len(episodes) > 1 and all(seen["episodes"][-1] for seen in (one, other))
+    recent = [episode[0] for iteration in episodes for episode in iteration][-100:]
+    assert one["summary"]["train_return"] == pytest.approx(np.mean(recent), rel=1e-6)
+    scalars = torch.load(one["summary"]["run_dir"] / "checkpoint.pt", weights_only=True)["run"]["scalars"]
+    returns, lengths = zip(*episodes[-1])
+    assert scalars["charts/episodic_return"] == pytest.approx(np.mean(returns), rel=1e-6)
+    assert scalars["charts/episodic_length"] == pytest.approx(np.mean(lengths), rel=1e-6)
+
+
+@pytest.mark.parametrize("script", [script for script in child.SCRIPTS if script != "ppo"])
+def test_resumed_processes_go_on_as_if_there_had_been_no_stop(script):
+    checkpoint = train_with_two(script, "--no-anneal-lr")[0]["summary"]["run_dir"] / "checkpoint.pt"
+    resumed = train_with_two(script, "--resume", str(checkpoint), "--no-anneal-lr", "--total-timesteps", "1800")
+    unbroken = train_with_two(script, "--no-anneal-lr", "--total-timesteps", "1800")
+    for one, other in zip(resumed, unbroken):
+        assert 0 < len(one["sizes"]) < len(other["sizes"]) and one["sizes"] == other["sizes"][-len(one["sizes"]) :]
+        assert all(torch.equal(one["end"][name], other["end"][name]) for name in one["end"])
 
 
 def test_ppo_normalizes_advantages_over_all_processes():

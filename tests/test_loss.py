@@ -208,19 +208,20 @@ class TestUpdate:
             self.run(policy, loss_fn, self.args)
 
 
+@pytest.mark.parametrize("fused", [True, False])  # only the unfused steps would add to the graph of gradients
 @pytest.mark.parametrize("script", child.SCRIPTS)
-def test_adam_is_torchs(script):
+def test_adam_is_torchs(script, fused):
     """The same steps as torch's, to the last bit, and states that each can go on from."""
     own, torchs = importlib.import_module(script).Adam, torch.optim.Adam
     for first, second in (own, own), (own, torchs), (torchs, own):
         nets = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
         nets[1].load_state_dict(nets[0].state_dict())
-        optimizers = [make(net.parameters(), 0.1, eps=1e-5, fused=True) for make, net in zip((first, torchs), nets)]
+        optimizers = [make(net.parameters(), 0.1, eps=1e-5, fused=fused) for make, net in zip((first, torchs), nets)]
         generator = torch.Generator().manual_seed(0)
         for i in range(6):
             if i == 3:
                 state, net = optimizers[0].state_dict(), nets[0]
-                optimizers[0] = second(net.parameters(), 9.0, fused=True)
+                optimizers[0] = second(net.parameters(), 9.0, fused=fused)
                 optimizers[0].load_state_dict(state)
             x = torch.randn(5, 3, generator=generator)
             for net, optimizer in zip(nets, optimizers):
