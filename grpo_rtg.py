@@ -81,9 +81,9 @@ class Args:
     baseline: Literal["group", "timestep"] = "group"  # subtract the mean of the group, or of those alive at the same t
     norm_std: bool = True  # divide by the group's standard deviation (off: as in Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group's members in the same state (off: each member has its own seed)
-    update_epochs: int = 2  # μ: passes over an iteration's steps
-    num_minibatches: int = 8  # gradient steps per pass
-    learning_rate: float = 5e-3  # Adam's step size
+    update_epochs: int = 1  # μ: passes over an iteration's steps
+    num_minibatches: int = 16  # gradient steps per pass
+    learning_rate: float = 7e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
     clip_coef: float = 0.3  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref

@@ -61,7 +61,7 @@ PARTS = {  # of an iteration of grpo_rtg.py
     "sampling": "rollout: the sampler, an observation to an action",
     "play": "rollout: lists, who is alive, the flat batch",
     "log_probs": "`log_probs`, π_old of all steps",
-    "loss": "update: forward passes and `grpo_loss`, two passes",
+    "loss": "update: forward passes and `grpo_loss`",
     "backward": "update: backward passes",
     "adam": "update: shuffles, the clipped gradient, Adam",
     "rest": "advantages, logs, checkpoints, progress",
