@@ -1,48 +1,35 @@
-"""PPO with a critic, for Gymnasium environments: the baseline that GRPO is compared with, in one file.
+"""PPO with a critic for Gymnasium environments: the baseline that GRPO is compared with.
 
     python ppo.py --env-id CartPole-v1
     python ppo.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
 
-Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage Estimation (GAE,
-arXiv:1506.02438). Everything that it can share with grpo_outcome.py, grpo_process.py and grpo_rtg.py it shares word for
-word: network, sampling, minibatches, evaluation, logs. The objective, a mean over N environments times T steps, is
+Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage
+Estimation (GAE, arXiv:1506.02438). The objective (Eq. 9), a mean over N environments times T steps:
 
-    min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ(a|s) / π_old(a|s)
+    min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ/π_old
 
     δ_t = r_t + γ V(s_{t+1}) (1 - terminated_t) - V(s_t)
     Â_t = δ_t + γ λ (1 - done_t) Â_{t+1},    V_target = Â + V
 
-A terminated episode has no future value. A truncated one has: its last step bootstraps from the value of the
-observation it led to, not of the next episode's first one.
+A terminated episode has no future value. A truncated one has: its last step bootstraps from the
+value of the observation it led to, not of the next episode's first one.
 
     paper   here                      paper   here
     N, T    --num-envs, --num-steps   ε       --clip-coef
-    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (c1 as in CleanRL; SB3's vf_coef has no 1/2)
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (SB3's vf_coef has no 1/2)
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Details the paper does not give, as is usual: advantages are normalized over each batch, the gradient's norm is clipped,
-the learning rate is annealed, weights start orthogonal.
-
-The algorithm is in train, collect_steps, compute_gae, ppo_loss and update; the rest makes environments and networks,
-saves and resumes, reports faults, and splits a run over processes.
+Not in the paper, but usual: advantages normalized over the batch, clipped gradients, a falling
+learning rate, orthogonal weights. What it can share with the GRPO scripts is theirs word for word.
+The file has two halves: the algorithm, down to train, and the program around it.
 """
 
-import contextlib
-import copy
 import inspect
 import io
 import os
-import shlex
-import signal
 import sys
-import tempfile
-import threading
 import time
-import timeit
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +40,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.tensorboard import SummaryWriter
@@ -65,8 +52,8 @@ class Args:
     """Options of a run. docs/results.md has the flags tuned for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
-    seed: int = 1  # fixes a new run's initial weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 100_000  # budget in environment steps; an iteration that would exceed it is dropped
+    seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
+    total_timesteps: int = 100_000  # environment steps, which no iteration exceeds
     num_envs: int = 16  # N: environments stepped side by side
     num_steps: int = 64  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
@@ -80,92 +67,63 @@ class Args:
     ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # no more passes once the last minibatch's KL(π_old, π_θ) exceeds this, in nats
+    target_kl: float | None = None  # no more passes once KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
-    norm_obs: bool = False  # normalize observations by their running mean and variance, which the model keeps
-    max_episode_steps: int = 0  # cut episodes after this many steps (0: the environment's limit, 1000 if it has none)
+    norm_obs: bool = False  # normalize observations by running statistics, kept in the model
+    max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
     cuda: bool = False  # train on a GPU if there is one
-    num_threads: int = 1  # torch's CPU threads; more than one slows small networks down
-    eval_episodes: int = 100  # episodes of a greedy evaluation
-    eval_interval: int = 0  # environment steps from one evaluation to the next (0: only at the end)
-    checkpoint_interval: int = 10  # iterations from one checkpoint.pt to the next
-    resume: str | None = None  # go on from this checkpoint.pt in its folder; its options hold, but for those given
-    save_model: bool = True  # write model.pt (the last policy) and best.pt (the best evaluated) into the run's folder
-    capture_video: bool = False  # record some of the evaluation's episodes
-    track: bool = False  # log to Weights & Biases as well (pip install wandb); WANDB_PROJECT and WANDB_ENTITY say where
-    evaluate: str | None = None  # instead of training, play the policy of this model.pt
-    greedy: bool = True  # with --evaluate: take the likeliest actions (off: sampled ones, as in training)
-    render: bool = False  # with --evaluate: show the episodes in a window
+    num_threads: int = 1  # torch's CPU threads; more slow small networks down
+    eval_interval: int = 0  # environment steps between evaluations (0: only after training)
+    eval_episodes: int = 100  # episodes of an evaluation
+    greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
+    render: bool = False  # show the episodes of evaluations in a window
+    capture_video: bool = False  # record some episodes of each evaluation
+    track: bool = False  # log to Weights & Biases as well (pip install wandb)
+    checkpoint_interval: float = 10.0  # seconds between checkpoints
+    resume: str | None = None  # go on from this checkpoint.pt; its options hold, but those given
+    evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
-class UserError(ValueError):
-    """What the user can put right: the command line prints this one sentence and exits with status 2."""
+def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
+    """Advantages and returns [T, N] by GAE(λ) (arXiv:1506.02438, Eq. 16), from [T, N] each.
+
+    next_values[t] is V of the observation that step t led to, before any reset. A terminated step
+    has no future value; a truncated one (done, not terminated) bootstraps from next_values. The
+    returns are the critic's targets, Â + V.
+    """
+    deltas = rewards + gamma * next_values.where(~terminated, 0) - values
+    advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = later = deltas[t] + gamma * gae_lambda * later.where(~done[t], 0)
+    return advantages, advantages + values
 
 
-def check_args(args: Args) -> None:
-    """Raise UserError if an option is out of range."""
-    for names, low, high in (
-        ("num_envs num_steps update_epochs", 1, 2**31),
-        ("hidden_size", 1, 2**14),
-        ("num_threads", 1, 2**10),
-        ("total_timesteps", args.num_envs * args.num_steps, 2**63),
-        ("num_minibatches", 1, args.num_envs * args.num_steps),
-        ("eval_episodes checkpoint_interval", 1, 2**31),
-        ("seed eval_interval max_episode_steps ent_coef vf_coef", 0, 2**31),
-        ("max_grad_norm target_kl", 1e-9, 2**31),
-        ("learning_rate clip_coef", 1e-9, 1),
-        ("gamma gae_lambda", 0, 1),
-    ):
-        for name in names.split():
-            value = getattr(args, name)
-            if value is not None and not low <= value <= high:  # NaN is out of every range
-                raise UserError(f"--{name.replace('_', '-')} must be from {low:,} to {high:,}, not {value}.")
-    if args.norm_adv and args.num_envs * args.num_steps == 1:
-        raise UserError("--norm-adv needs more than one step: raise --num-steps or --num-envs.")
-    if args.render and (not args.evaluate or args.capture_video):
-        raise UserError("--render needs --evaluate, and excludes --capture-video.")
-    if not args.greedy and not args.evaluate:
-        raise UserError("--no-greedy needs --evaluate: training always evaluates greedily.")
-    if args.evaluate and args.resume:
-        raise UserError("--evaluate excludes --resume.")
-    if "" in (args.evaluate, args.resume):
-        raise UserError("--evaluate and --resume need the name of a file.")
+def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: float):
+    """Minus PPO's objective (Eq. 9) on a flat batch of B steps, and the metrics that are logged.
 
-
-def make_env(env_id: str, max_episode_steps: int = 0, render_mode: str | None = None, video_dir=None) -> gym.Env:
-    """An environment whose observations are flat vectors and whose episodes end; UserError if it cannot be had."""
-    try:
-        mode = "rgb_array" if video_dir else render_mode
-        options = {"max_episode_steps": max_episode_steps or None}
-        if mode:
-            options["render_mode"] = mode
-            probe = gym.make(env_id, disable_env_checker=True)
-            probe.close()
-            if not {mode, "rgb_array"}.intersection(probe.metadata.get("render_modes", ())):  # images can be shown, too
-                raise ValueError(f"it has no render mode {mode}")
-        env = gym.make(env_id, disable_env_checker=True, **options)
-        if env.spec.max_episode_steps is None:
-            env = gym.wrappers.TimeLimit(env, 1000)
-        if video_dir:
-            env = gym.wrappers.RecordVideo(env, str(video_dir))
-        obs_space, action_space = env.observation_space, env.action_space
-        can_be_flat = obs_space.is_np_flattenable
-    except Exception as error:  # a user's own environment may raise anything
-        hint = " (modules are sought beside the script and in PYTHONPATH)" if isinstance(error, ImportError) else ""
-        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split()) or repr(error)}{hint}") from error
-    if not can_be_flat:
-        raise UserError(f"{env_id} has observations {obs_space}, which cannot be flattened to a vector.")
-    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)
-    is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
-    if not is_continuous and not isinstance(action_space, gym.spaces.Discrete):
-        raise UserError(f"{env_id} has actions {action_space}; only Discrete and Box of floats are supported.")
-    return env
+    batch: obs [B, D], actions, and [B] each: log_probs under π_old, advantages, returns (the
+    critic's targets).
+    """
+    log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
+    advantages, log_ratio = batch["advantages"], log_probs - batch["log_probs"]
+    ratio = log_ratio.exp()  # 1 until the first gradient step of an iteration
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    surrogate = torch.min(ratio * advantages, clipped * advantages)
+    policy_loss = -surrogate.mean()
+    value_loss = 0.5 * (policy.value(batch["obs"]) - batch["returns"]).square().mean()
+    entropy = entropies.mean()
+    approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
+    clipfrac = (ratio != clipped).float().mean()
+    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
+    loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)
+    return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 def mlp(num_inputs: int, hidden: int, num_outputs: int, output_gain: float) -> nn.Sequential:
     """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
-    first, second, output = nn.Linear(num_inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, num_outputs)
+    first, second = nn.Linear(num_inputs, hidden), nn.Linear(hidden, hidden)
+    output = nn.Linear(hidden, num_outputs)
     for layer, gain in (first, 2**0.5), (second, 2**0.5), (output, output_gain):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -173,9 +131,9 @@ def mlp(num_inputs: int, hidden: int, num_outputs: int, output_gain: float) -> n
 
 
 class Policy(nn.Module):
-    """Observations to a categorical distribution (Discrete actions) or a diagonal Gaussian (Box) over actions."""
+    """Observations to a categorical (Discrete) or a diagonal Gaussian (Box) over actions."""
 
-    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, hidden_size: int = 64, norm_obs=False):
+    def __init__(self, obs_space, action_space, hidden_size: int = 64, norm_obs: bool = False):
         super().__init__()
         self.action_space, self.norm_obs = action_space, norm_obs
         self.discrete = isinstance(action_space, gym.spaces.Discrete)
@@ -187,273 +145,211 @@ class Policy(nn.Module):
         self.register_buffer("obs_var", torch.ones(obs_space.shape))
         self.register_buffer("obs_count", torch.zeros((), dtype=torch.float64))
 
-    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
-        """With norm_obs, observations [B, D] in running standard deviations from the running mean, within ±10."""
-        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10) if self.norm_obs else obs
+    def normalize(self, obs: Tensor) -> Tensor:
+        """With norm_obs, [B, D] in standard deviations from the running mean."""
+        if not self.norm_obs:
+            return obs
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
 
     @torch.no_grad()
-    def update_obs_stats(self, obs: torch.Tensor) -> None:
+    def update_obs_stats(self, obs: Tensor) -> None:
         """Merge observations [S, D] into the running mean and variance (Chan et al. 1979)."""
+        obs = obs.to(self.obs_mean.device)
         weight, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
         self.obs_var += weight * (obs.var(0, correction=0) - self.obs_var + (1 - weight) * delta**2)
         self.obs_mean += weight * delta
         self.obs_count += len(obs)
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+    def forward(self, obs: Tensor) -> Tensor:
         """Logits (Discrete) or means (Box) [B, A] for observations [B, D]."""
         return self.net(self.normalize(obs))
 
-    def log_prob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π_θ(a|s) [B] and the entropy of π_θ(·|s) [B], in nats, for observations [B, D] and sampled actions."""
+    def log_prob_and_entropy(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """log π_θ(a|s) and the entropy of π_θ(·|s), [B] in nats, for obs [B, D] and actions."""
+        outputs = self(obs)
         if self.discrete:
-            log_probs = self(obs).log_softmax(-1)  # [B, A]
-            return log_probs.gather(-1, actions[:, None]).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1)
-        normal = Normal(self(obs), self.log_std.exp(), validate_args=False)
+            log_probs = outputs.log_softmax(-1)  # [B, A]
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+            return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy
+        normal = Normal(outputs, self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
     @torch.no_grad()
-    def log_probs(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """log π_θ(a|s) [S] for a rollout's steps, in slices, to bound the memory that wide networks take."""
+    def log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """log π_θ(a|s) [S] of a rollout's steps, in slices that bound the memory."""
         slices = zip(obs.split(2048), actions.split(2048))
         return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
 
-    def sampler(self, rng: np.random.Generator | None) -> Callable[[np.ndarray], tuple[np.ndarray, list]]:
-        """Gives a function that samples actions from the policy as it is now, π_old; without rng, the greedy ones.
-
-        For observations [B, D] it returns them as [B] counted from 0 (Discrete) or [B, A] (Box), and as env.step wants
-        them: counted from the space's start, or clipped to its bounds. The noise is the CPU's: a seed means the same on
-        every device. On the CPU net is done in NumPy, which takes a third of torch's time for as few rows as these.
-        """
-        space, device = self.action_space, self.obs_mean.device
-        in_numpy = device.type == "cpu" and all(isinstance(layer, nn.Linear | nn.Tanh) for layer in self.net)
-        net = self.net if in_numpy else ()
-        layers = [[x.detach().numpy().T.copy() for x in layer.parameters()] for layer in net]
+    def sampler(self, rng: np.random.Generator | None):
+        """A function from obs [B, D] to actions of the policy as it is now; greedy without rng."""
+        outputs_of = fast_forward(self)
         std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
 
-        def forward(x: np.ndarray) -> np.ndarray:
-            if not in_numpy:
-                with torch.inference_mode():
-                    return self(torch.from_numpy(x).to(device)).cpu().numpy()
-            x = self.normalize(torch.from_numpy(x)).numpy() if self.norm_obs else x
-            for parameters in layers:  # a Linear's weight and bias; a Tanh has none
-                x = x @ parameters[0] + parameters[1] if parameters else np.tanh(x)
-            return x
-
-        def sample(obs: np.ndarray) -> tuple[np.ndarray, list]:
-            outputs = forward(obs)
-            if self.discrete:  # the largest of logits + Gumbel noise is a sample from their softmax
-                actions = (outputs if rng is None else outputs + rng.gumbel(size=outputs.shape)).argmax(-1)
-                return actions, list((actions + space.start).astype(space.dtype))
-            actions = outputs if rng is None else outputs + std * rng.standard_normal(outputs.shape, np.float32)
-            return actions, list(actions.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype))
+        def sample(obs: np.ndarray) -> np.ndarray:
+            x = outputs_of(obs)
+            if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
+                return (x if rng is None else x + rng.gumbel(size=x.shape)).argmax(-1)
+            return x if rng is None else x + std * rng.standard_normal(x.shape, np.float32)
 
         return sample
 
+    def to_env(self, actions: np.ndarray) -> list:
+        """Actions as env.step takes them: counted from the space's start, or within its bounds."""
+        space = self.action_space
+        if self.discrete:
+            return list((actions + space.start).astype(space.dtype))
+        actions = actions.reshape(-1, *space.shape).clip(space.low, space.high)
+        return list(actions.astype(space.dtype))
+
 
 class ActorCritic(Policy):
-    """The policy, and a critic of the same shape that shares nothing with it but the observation statistics."""
+    """A policy and, as a network of its own, a value function V."""
 
-    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, hidden_size: int = 64, norm_obs=False):
+    def __init__(self, obs_space, action_space, hidden_size: int = 64, norm_obs: bool = False):
         super().__init__(obs_space, action_space, hidden_size, norm_obs)
         self.critic = mlp(obs_space.shape[0], hidden_size, 1, output_gain=1.0)
 
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
+    def value(self, obs: Tensor) -> Tensor:
         """V(s) [...] for observations [..., D]."""
         return self.critic(self.normalize(obs)).squeeze(-1)
 
-
-def step_envs(envs: list, members, actions: list, seeds: list, times: list, obs: np.ndarray) -> tuple[list, list, list]:
-    """Take a step in each environment that members lists, or reset it where its action is None.
-
-    What environment i shows goes into obs[i] [D]; returned are the members' rewards, terminated and truncated. An error
-    of the environment, or NaN, infinity, numbers too large to be squared in float32, or a wrong shape or type from it,
-    is a UserError that names the environment, its seed, the step (times[i]) and the action.
-    """
-    rewards, terminated, truncated, size = [], [], [], obs.shape[1]
-    try:
-        for i, action in zip(members, actions):
-            started = action is not None
-            step = envs[i].step(action) if started else (envs[i].reset(seed=seeds[i])[0], 0.0, False, False, {})
-            seen, reward, is_terminated, is_truncated, _ = step
-            if len(seen) != size:  # NumPy would broadcast a single number
-                raise ValueError(f"the observation has {len(seen)} numbers instead of {size}")
-            if not -1e18 < reward < 1e18:  # False for NaN, too
-                raise ValueError(f"reward {reward} is NaN, infinite or too large")
-            obs[i] = seen
-            rewards.append(float(reward))
-            terminated.append(bool(is_terminated))
-            truncated.append(bool(is_truncated))
-        if not np.vdot(obs, obs) < 1e36:  # False for NaN, too
-            found = ((i, action) for i, action in zip(members, actions) if not np.vdot(obs[i], obs[i]) < 1e36)
-            i, action = next(found, (i, action))
-            raise ValueError(f"observation {obs[i]} is NaN, infinite or too large")
-    except Exception as error:  # a user's own environment may raise anything
-        where = "in" if action is None else f"at step {times[i]} (action {action}) after"
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{' '.join(f'{type(error).__name__}: {error}'.split())} ({line.filename}:{line.lineno})"
-        raise UserError(f"{envs[i].unwrapped} failed {where} reset(seed={seeds[i]}): {what}") from error
-    return rewards, terminated, truncated
-
-
-class Episodes(NamedTuple):
-    """One episode of each of N environments: S steps in a flat batch ordered by time, and blocks padded to T steps."""
-
-    obs: torch.Tensor  # [S, D] float32
-    actions: torch.Tensor  # [S] int64 (Discrete) or [S, A] float32 (Box, before clipping)
-    index: tuple[torch.Tensor, torch.Tensor]  # member [S] and time [S] of each step: rewards[index] is [S]
-    rewards: torch.Tensor  # [N, T] float64, 0 in the padding
-    mask: torch.Tensor  # [N, T] bool, True where a step was taken
-
-
-def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, max_steps=float("inf")) -> Episodes | None:
-    """Play an episode in every environment from reset(seed=seeds[i]), stepping each only while its episode is alive.
-
-    Actions are sampled with rng, greedy without. None if the episodes together take more than max_steps steps.
-    UserError if an environment fails.
-    """
-    obs = np.empty((len(seeds), *envs[0].observation_space.shape), np.float32)  # [N, D]
-    step_envs(envs, range(len(obs)), [None] * len(obs), seeds, [], obs)
-    sample, alive, steps, rewards = policy.sampler(rng), np.arange(len(obs)), [], []
-    while len(alive) and len(rewards) + len(alive) <= max_steps:
-        now = obs[alive]  # a copy
-        actions, env_actions = sample(now)
-        times = [len(steps)] * len(obs)
-        steps.append((now, actions, alive))
-        paid, terminated, truncated = step_envs(envs, alive.tolist(), env_actions, seeds, times, obs)
-        rewards += paid
-        if any(terminated) or any(truncated):
-            alive = alive[~np.logical_or(terminated, truncated)]
-    if len(alive):
-        return None
-    flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
-    t = torch.from_numpy(np.repeat(np.arange(len(steps)), [len(step[0]) for step in steps]))
-    padded = torch.zeros(len(obs), len(steps), dtype=torch.float64)
-    mask = torch.zeros(padded.shape, dtype=torch.bool)
-    padded[member, t], mask[member, t] = torch.tensor(rewards, dtype=torch.float64), True
-    return Episodes(flat_obs, actions, (member, t), padded, mask)
-
-
-class Running(NamedTuple):
-    """The episodes under way in N environments, which go on from one rollout to the next."""
-
-    obs: np.ndarray  # [N, D] float32
-    seeds: list[int]  # what reset started each episode with
-    actions: list[list]  # what step was given in each episode so far
-    returns: np.ndarray  # [N] so far
-
-    def state_dict(self) -> dict:
-        """What start_episodes needs to bring the environments here again, and what they show then."""
-        actions = [torch.from_numpy(np.array(episode)) for episode in self.actions]
-        return {"seeds": self.seeds, "actions": actions, "obs": torch.from_numpy(self.obs)}
+    @torch.no_grad()
+    def values(self, obs: Tensor) -> Tensor:
+        """V(s) of a rollout's observations, on the CPU."""
+        return self.value(obs.to(self.obs_mean.device)).cpu()
 
 
 class Steps(NamedTuple):
     """T steps of each of N environments, and the episodes that ended among them."""
 
-    obs: torch.Tensor  # [T, N, D] float32
-    actions: torch.Tensor  # [T, N] int64 (Discrete) or [T, N, A] float32 (Box, before clipping)
-    rewards: torch.Tensor  # [T, N] float32
-    next_obs: torch.Tensor  # [T, N, D] what each step led to, before any reset
-    terminated: torch.Tensor  # [T, N] bool
-    done: torch.Tensor  # [T, N] bool, terminated or truncated
+    obs: Tensor  # [T, N, D] float32
+    actions: Tensor  # [T, N] int64 (Discrete) or [T, N, A] float32 (Box, before clipping)
+    rewards: Tensor  # [T, N] float32
+    next_obs: Tensor  # [T, N, D] what each step led to, before any reset
+    terminated: Tensor  # [T, N] bool
+    done: Tensor  # [T, N] bool, terminated or truncated
     episodes: list  # (return, length) of each
 
 
-def start_episodes(envs: list, seeds: list[int], actions: list) -> Running:
-    """Reset each environment with its seed and take the actions of its episode so far, which a checkpoint may hold."""
-    obs, returns = np.empty((len(envs), *envs[0].observation_space.shape), np.float32), np.zeros(len(envs))
-    actions = [list(np.asarray(episode)) for episode in actions]
-    step_envs(envs, range(len(envs)), [None] * len(envs), seeds, [], obs)
-    for n in range(len(envs)):
-        for t, action in enumerate(actions[n]):
-            returns[n] += step_envs(envs, [n], [action.copy()], seeds, [t] * len(envs), obs)[0][0]
-    return Running(obs, seeds, actions, returns)
+def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
+    """Sample num_steps steps in every environment; UserError for NaN or infinity."""
+    sample, steps, episodes = policy.sampler(rng), [], []
+    shape = len(running.envs), len(policy.obs_mean)  # [N, D]
+    for _ in range(num_steps):
+        obs = np.array(running.obs, np.float32).reshape(shape)
+        actions = sample(obs)
+        taken = [running.step(n, action) for n, action in enumerate(policy.to_env(actions))]
+        rewards, terminated, truncated = (np.array(column) for column in zip(*taken))
+        next_obs, done = np.array(running.obs, np.float32).reshape(shape), terminated | truncated
+        steps.append((obs, actions, rewards.astype(np.float32), next_obs, terminated, done))
+        for n in done.nonzero()[0]:
+            episodes.append((running.returns[n], len(running.actions[n])))
+            running.reset(n, int(rng.integers(2**31)))
+    blocks = [torch.from_numpy(np.stack(column)) for column in zip(*steps)]
+    if not all(blocks[i].isfinite().all() for i in (0, 2, 3)):  # obs, rewards, next_obs
+        raise UserError(f"{running.envs[0].unwrapped} gives numbers that are not finite.")
+    return Steps(*blocks, episodes)
 
 
-def collect_steps(envs, policy, running: Running, num_steps: int, rng: np.random.Generator) -> tuple[Steps, Running]:
-    """Sample num_steps steps in every environment, on with the running episodes, starting new ones as they end.
-
-    Gives the steps and the episodes running after them; the given ones are left as they are. UserError if an
-    environment fails.
-    """
-    now, seeds, returns = running.obs.copy(), list(running.seeds), running.returns.copy()
-    sample, taken, actions, episodes = policy.sampler(rng), [list(episode) for episode in running.actions], [], []
-    obs = np.empty((num_steps, *now.shape), np.float32)
-    next_obs, rewards = np.empty_like(obs), np.empty(obs.shape[:2])
-    terminated, truncated = np.empty((2, *rewards.shape), bool)
-    for t in range(num_steps):
-        obs[t] = now
-        sampled, env_actions = sample(now)
-        actions.append(sampled)
-        times, kept = [len(episode) for episode in taken], [action.copy() for action in env_actions]
-        rewards[t], terminated[t], truncated[t] = step_envs(envs, range(len(envs)), env_actions, seeds, times, now)
-        for episode, action in zip(taken, kept):  # copies, for an environment may change what it is given
-            episode.append(action)
-        next_obs[t] = now
-        returns += rewards[t]
-        for n in (terminated[t] | truncated[t]).nonzero()[0]:
-            episodes.append((float(returns[n]), len(taken[n])))
-            seeds[n], taken[n], returns[n] = int(rng.integers(2**31)), [], 0
-            step_envs(envs, [n], [None], seeds, times, now)
-    blocks = (obs, np.stack(actions), rewards.astype(np.float32), next_obs, terminated, terminated | truncated)
-    return Steps(*map(torch.from_numpy, blocks), episodes), Running(now, seeds, taken, returns)
+def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: Args) -> dict:
+    """The steps as ppo_loss takes them, flat [T·N, ...] on the policy's device."""
+    if args.norm_adv:
+        everyones = torch.cat(gather(advantages))  # of all processes
+        advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)
+    batch = {"obs": steps.obs, "actions": steps.actions}
+    batch |= {"advantages": advantages, "returns": returns}
+    batch = {name: x.flatten(0, 1).to(policy.obs_mean.device) for name, x in batch.items()}
+    # π_old is the policy that sampled, which has not moved yet
+    batch["log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
+    return batch
 
 
-def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> tuple:
-    """Advantages and returns [T, N] by GAE(λ) (arXiv:1506.02438, Eq. 16), from [T, N] each.
-
-    next_values[t] is V of the observation that step t led to, before any reset. A terminated step has no future value;
-    a truncated one (done but not terminated) bootstraps from next_values. The returns are the critic's targets, Â + V.
-    """
-    deltas = rewards + gamma * next_values.where(~terminated, 0) - values
-    advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantages[t] = later = deltas[t] + gamma * gae_lambda * later.where(~done[t], 0)
-    return advantages, advantages + values
-
-
-def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: float) -> tuple[torch.Tensor, dict]:
-    """Minus PPO's objective (Eq. 9) on a flat batch of B steps, and the metrics that are logged.
-
-    batch: obs [B, D], actions, and [B] each: log_probs under π_old, advantages, returns (the critic's targets).
-    """
-    log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
-    advantages = batch["advantages"]
-    log_ratio = log_probs - batch["log_probs"]
-    ratio = log_ratio.exp()
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
-    policy_loss = -surrogate.mean()
-    value_loss = 0.5 * (policy.value(batch["obs"]) - batch["returns"]).square().mean()
-    entropy = entropies.mean()
-    approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ), http://joschu.net/blog/kl-approx.html
-    clipfrac = ((ratio - 1).abs() > clip_coef).float().mean()
-    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-    metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
-    loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)  # 0: left out of the graph
-    return loss, {name: x.detach() for name, x in metrics.items()}
+def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
+    """K passes over a flat batch, each in shuffled minibatches; gives the metrics' means."""
+    coefs = args.clip_coef, args.ent_coef, args.vf_coef
+    history, num_minibatches = [], min(args.num_minibatches, *gather(len(batch["obs"])))
+    for _ in range(args.update_epochs):
+        order = torch.from_numpy(rng.permutation(len(batch["obs"]))).to(batch["obs"].device)
+        shuffled = [x[order].tensor_split(num_minibatches) for x in batch.values()]
+        for minibatch in zip(*shuffled):
+            loss, metrics = ppo_loss(policy, dict(zip(batch, minibatch)), *coefs)
+            optimizer.zero_grad()
+            loss.backward()
+            average_gradients(policy)
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            optimizer.step()
+            history.append(torch.stack(list(metrics.values())))
+        if args.target_kl and np.mean(gather(metrics["approx_kl"].item())) > args.target_kl:
+            break
+    means = np.mean(gather(torch.stack(history).mean(0).tolist()), axis=0)
+    return dict(zip(metrics, means.tolist()))
 
 
-@contextlib.contextmanager
-def peers():
-    """Around what all of torchrun's processes do together: UserError if that fails, most likely as one has ended."""
+def train(args: Args) -> dict:
+    """Algorithm 1 of the paper; gives what Run.finish does."""
+    run = Run(args)  # π_θ and V, the optimizer, N environments, random numbers
+    (policy, optimizer), rng = run.trained.values(), run.rng
+    new_steps = args.num_envs * args.num_steps
+    while run.step + new_steps <= args.total_timesteps:
+        steps = collect_steps(run.running, policy, args.num_steps, rng)  # by π_old ← π_θ
+        values, next_values = policy.values(steps.obs), policy.values(steps.next_obs)
+        blocks = steps.rewards, values, next_values, steps.terminated, steps.done  # [T, N]
+        advantages, returns = compute_gae(*blocks, args.gamma, args.gae_lambda)
+        batch = make_batch(steps, advantages, returns, policy, args)
+        budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
+        metrics = update(policy, optimizer, batch, args, rng)
+        metrics["explained_variance"] = float(1 - (returns - values).var() / returns.var())
+        if args.norm_obs:
+            policy.update_obs_stats(torch.cat(gather(steps.obs.flatten(0, 1))))
+        run.record(steps.episodes, new_steps, metrics)
+    return run.finish()
+
+
+# --- The program around the algorithm ---
+
+
+class UserError(ValueError):
+    """What the user can put right: main prints this one sentence and exits with status 2."""
+
+
+def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
+    """An environment with flat observations whose episodes end; UserError if it cannot be had."""
     try:
-        yield
-    except RuntimeError as error:
-        cause = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"Another process of this run has ended or cannot be reached: {cause}") from error
+        limit = max_episode_steps or None
+        env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        env = gym.wrappers.RecordVideo(env, str(video_dir)) if video_dir else env
+    except (gym.error.Error, ValueError) as error:
+        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
+    if env.spec.max_episode_steps is None:
+        env = gym.wrappers.TimeLimit(env, 1000)
+    obs, actions = env.observation_space, env.action_space
+    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
+    if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
+        can = "Observations must be of a space that can be flattened, actions Discrete or float Box"
+        raise UserError(f"{can}; {env_id} has {obs} and {actions}.")
+    flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
+    return env if flat else gym.wrappers.FlattenObservation(env)
 
 
-def share(value) -> list:
-    """The value that each of torchrun's processes has, by rank; without torchrun [value]. All of them must call it."""
-    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if dist.is_initialized():
-        with peers():
-            dist.all_gather_object(values, value)
-    return values
+def fast_forward(policy: Policy):
+    """policy.forward on NumPy arrays; on the CPU in NumPy, a third of torch's time for few rows."""
+    device = policy.obs_mean.device
+    if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
+        return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
+    layers = [[x.detach().numpy().T.copy() for x in layer.parameters()] for layer in policy.net]
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        x = policy.normalize(torch.from_numpy(x)).numpy() if policy.norm_obs else x
+        for parameters in layers:  # a Linear's weight and bias; a Tanh has none
+            x = x @ parameters[0] + parameters[1] if parameters else np.tanh(x)
+        return x
+
+    return forward
 
 
 class Adam(torch.optim.Adam):
-    """torch's, less the decorators by which its methods import torch's compiler: 40% of the start-up, and 70 MiB."""
+    """torch's without the decorators that import its compiler: a second less to start."""
 
     add_param_group, load_state_dict, state_dict, step, zero_grad = (
         torch.no_grad()(inspect.unwrap(getattr(torch.optim.Adam, name)))
@@ -461,418 +357,331 @@ class Adam(torch.optim.Adam):
     )
 
 
-def update(policy, optimizer, loss_fn, batch: dict, args: Args, rng: np.random.Generator) -> dict[str, float]:
-    """Take --update-epochs passes over a flat batch in shuffled minibatches; gives the metrics' means.
+class Running:
+    """The episodes under way in N environments, which go on from one rollout to the next."""
 
-    Under torchrun each process has its own batch, and the gradient is the mean of theirs.
+    def __init__(self, envs: list, rng: np.random.Generator):
+        self.envs, self.seeds = envs, rng.integers(2**31, size=len(envs)).tolist()
+        self.obs, self.returns = [None] * len(envs), [0.0] * len(envs)
+        self.actions = [[] for _ in envs]  # of each episode so far, as plain numbers
+        for n, seed in enumerate(self.seeds):
+            self.reset(n, seed)
+
+    def reset(self, n: int, seed: int) -> None:
+        """Start an episode in environment n."""
+        self.seeds[n], self.actions[n], self.returns[n] = seed, [], 0.0
+        self.obs[n], _ = self.noted(n, self.envs[n].reset, seed=seed)
+
+    def step(self, n: int, action) -> tuple[float, bool, bool]:
+        """Take a step in environment n: what it paid, and whether it terminated or truncated."""
+        self.actions[n].append(action.tolist())
+        self.obs[n], reward, terminated, truncated, _ = self.noted(n, self.envs[n].step, action)
+        self.returns[n] += float(reward)
+        return float(reward), terminated, truncated
+
+    def state(self) -> tuple[list, list, list]:
+        """Seeds, actions and observations, as plain numbers: what a checkpoint keeps."""
+        return self.seeds, self.actions, np.array(self.obs, np.float32).tolist()
+
+    def replay(self, seeds: list, actions: list, obs: list) -> bool:
+        """Bring the environments to a state; False if they do not show there what they did."""
+        for n, seed in enumerate(seeds):
+            self.reset(n, seed)
+            for action in list(np.array(actions[n], self.envs[n].action_space.dtype)):
+                self.step(n, action)
+        return self.state()[2] == obs
+
+    def noted(self, n: int, call, *action, **seed):
+        try:
+            return call(*action, **seed)
+        except Exception as error:
+            where = f"reset(seed={self.seeds[n]}), step {len(self.actions[n])}: {action}"
+            error.add_note(f"{self.envs[n].unwrapped}: {where}")
+            raise
+
+
+class Episodes(NamedTuple):
+    """An episode of each of K·G environments: S steps, flat, and blocks padded to T steps."""
+
+    obs: Tensor  # [S, D] float32, ordered by time
+    actions: Tensor  # [S] int64 (Discrete) or [S, A] float32 (Box, before clipping)
+    rewards: Tensor  # [K, G, T] float64, 0 in the padding
+    mask: Tensor  # [K, G, T] bool, True where a step was taken
+
+    def flatten(self, block: Tensor) -> Tensor:
+        """The values of a block [K, G, T] at the steps that were taken, [S] in the order of obs."""
+        return block.flatten(0, 1).T[self.mask.flatten(0, 1).T]
+
+
+def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=1) -> Episodes:
+    """Play an episode in each environment from reset(seed=seeds[i]), stepped while it is alive.
+
+    Actions are sampled with rng, greedy without. UserError for NaN or infinity.
     """
-    history, sizes = [], share(len(batch["obs"]))
-    for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(len(batch["obs"]))).to(batch["obs"].device)
-        shuffled = [x[order].tensor_split(min(args.num_minibatches, *sizes)) for x in batch.values()]
-        for minibatch in zip(*shuffled):
-            loss, metrics = loss_fn(policy, dict(zip(batch, minibatch)))
-            optimizer.zero_grad()
-            loss.backward()
-            if len(sizes) > 1:
-                gradients = [parameter.grad for parameter in policy.parameters()]
-                with peers():
-                    dist.all_reduce(flat := parameters_to_vector(gradients))
-                vector_to_parameters(flat / len(sizes), gradients)
-            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-            optimizer.step()
-            history.append(torch.stack(list(metrics.values())))
-        if args.target_kl is not None and np.mean(share(metrics["approx_kl"].item())) > args.target_kl:
-            break
-    means = dict(zip(metrics, np.mean(share(torch.stack(history).mean(0).tolist()), axis=0).tolist()))
-    if not np.isfinite([means["policy_loss"], means["grad_norm"]]).all():
-        raise FloatingPointError("The update became NaN or infinite: lower --learning-rate, or scale the rewards.")
-    return means
+    sample, alive, obs, steps, rewards = policy.sampler(rng), list(range(len(seeds))), [], [], []
+    try:
+        action = None
+        for i in alive:
+            obs.append(envs[i].reset(seed=seeds[i])[0])
+        while alive:
+            now = np.array(obs, np.float32).reshape(len(alive), len(policy.obs_mean))  # [B, D]
+            actions = sample(now)
+            steps.append((now, actions, alive))
+            stepped, alive, obs = alive, [], []
+            for i, action in zip(stepped, policy.to_env(actions)):
+                seen, reward, terminated, truncated, _ = envs[i].step(action)
+                rewards.append(float(reward))
+                if not (terminated or truncated):
+                    alive.append(i)
+                    obs.append(seen)
+    except Exception as error:
+        error.add_note(f"{envs[i].unwrapped}: reset(seed={seeds[i]}), step {len(steps)}: {action}")
+        raise
+    flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
+    mask = torch.arange(len(steps)) < member.bincount()[:, None]  # [N, T]
+    padded = torch.zeros(mask.shape, dtype=torch.float64)
+    padded.T[mask.T] = torch.tensor(rewards, dtype=torch.float64)
+    if not (flat_obs.isfinite().all() and padded.isfinite().all()):
+        raise UserError(f"{envs[0].unwrapped} gives observations or rewards that are not finite.")
+    blocks = (block.view(num_groups, -1, len(steps)) for block in (padded, mask))
+    return Episodes(flat_obs, actions, *blocks)
 
 
-def evaluate(policy: Policy, args: Args, greedy: bool = True, video_dir=None, seed: int = 10**9) -> np.ndarray:
-    """Play --eval-episodes episodes and give their returns; episode i starts from reset(seed=seed + i).
-
-    Played 20 at a time, or one at a time in a window with --render. With video_dir the first environment is recorded.
-    """
-    envs = [make_env(args.env_id, args.max_episode_steps, "human" if args.render else None, video_dir)]
-    if args.render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        print("WARNING: no display was found, a window may not open; --capture-video needs none", file=sys.stderr)
+def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> np.ndarray:
+    """Print and give the returns of --eval-episodes episodes, episode i from reset(seed=seed+i)."""
+    shown = {"render_mode": "human"} if args.render else {}
+    shown = {"render_mode": "rgb_array", "video_dir": video_dir} if video_dir else shown
+    envs = [make_env(args.env_id, args.max_episode_steps, **shown)]
     while len(envs) < (1 if args.render else min(args.eval_episodes, 20)):
         envs.append(make_env(args.env_id, args.max_episode_steps))
     seeds, returns = list(range(seed, seed + args.eval_episodes)), []
-    rng = None if greedy else np.random.default_rng(seed)
-    for first in range(0, len(seeds), len(envs)):
-        returns += play_episodes(envs, policy, seeds[first : first + len(envs)], rng).rewards.sum(1).tolist()
-    close_envs(envs)  # which also finishes a video
-    if video_dir:
-        print(f"Videos: {video_dir}")
+    rng = None if args.greedy else np.random.default_rng(seed)
+    for i in range(0, len(seeds), len(envs)):
+        episodes = play_episodes(envs, policy, seeds[i : i + len(envs)], rng)
+        returns += episodes.rewards.sum(-1).flatten().tolist()
+    for env in envs:
+        env.close()  # which also finishes a video
+    how, mean, std = "Greedy" if args.greedy else "Sampled", np.mean(returns), np.std(returns)
+    tqdm.write(f"{how} evaluation, {len(returns)} episodes: return {mean:.2f} ± {std:.2f}")
     return np.array(returns)
 
 
-def close_envs(envs: list) -> None:
-    """Close environments; UserError if one fails in it."""
-    try:
-        for env in envs:
-            env.close()
-    except Exception as error:  # a user's own environment may raise anything
-        raise UserError(f"{envs[0].unwrapped} failed in close: {type(error).__name__}: {error}") from error
-
-
-def report(returns: np.ndarray, args: Args) -> None:
-    """Print an evaluation, and whether it reaches the threshold that Gymnasium gives for the environment, if any."""
-    spread = f"± {returns.std():.2f}, from {returns.min():.2f} to {returns.max():.2f}"
-    how = "Greedy" if args.greedy else "Sampled"
-    print(f"{how} evaluation, {len(returns)} episodes: return {returns.mean():.2f} {spread}")
-    close_envs([env := make_env(args.env_id)])
-    threshold = env.spec.reward_threshold
-    if threshold is not None and not args.max_episode_steps and len(returns) >= 100:
-        print(f"{args.env_id} is {'solved' if returns.mean() >= threshold else 'not solved'} (threshold {threshold:g})")
-
-
-@dataclass
 class Run:
-    """Where a run stands between two iterations, besides its networks and its optimizer."""
+    """A run: what it trains and how far it is, kept in checkpoints, and where it is written."""
 
-    iteration: int = 0
-    step: int = 0  # environment steps taken
-    seconds: float = 0.0
-    rng: list | None = None  # states of the generators of random numbers, one for each process
-    recent: list = field(default_factory=list)  # returns of the last 100 training episodes
-    scalars: dict = field(default_factory=dict)  # what was logged at this step
-    best: float = float("-inf")  # mean return of the best evaluation
-    next_eval: int = 0  # step from which on the next of --eval-interval's evaluations is due
+    PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns", "kept"
+
+    def __init__(self, args: Args):
+        self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        check_args(args, self.world)
+        torch.set_num_threads(args.num_threads)
+        torch.manual_seed(args.seed)
+        self.args, num_envs = args, args.num_envs // self.world
+        self.envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_envs)]
+        device = torch.device("cpu")
+        if args.cuda and torch.cuda.is_available():
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            torch.cuda.set_device(device)  # else all processes would use the first one
+        elif args.cuda:
+            print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
+        if self.world > 1:
+            dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        spaces = self.envs[0].observation_space, self.envs[0].action_space
+        policy = ActorCritic(*spaces, args.hidden_size, args.norm_obs).to(device)
+        optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+        self.trained = {"policy": policy, "optimizer": optimizer}
+        self.rng = np.random.default_rng([args.seed, self.rank])
+        self.running = Running(self.envs, self.rng)
+        self.kept = gather((self.rng.bit_generator.state, *self.running.state()))  # of all ranks
+        self.iteration, self.step, self.seconds = 0, 0, 0.0
+        self.recent, self.eval_returns = [], []  # the last 100 training episodes, and evaluation
+        self.best, self.evaluated = -np.inf, -1  # best mean evaluation, step of the last one
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
+        if args.resume is not None:
+            self.dir = Path(args.resume).parent
+            _, states = load(args.resume, args.env_id, self.trained)
+            vars(self).update({name: states[name] for name in self.PROGRESS})
+            if [len(seeds) for _, seeds, *_ in self.kept] != [num_envs] * self.world:
+                raise UserError(f"{args.resume} is of other --num-envs, or other processes.")
+            self.rng.bit_generator.state, *episodes = self.kept[self.rank]
+            if not self.running.replay(*episodes):
+                print(f"{args.env_id} does not repeat itself: its episodes start anew.")
+                self.running = Running(self.envs, self.rng)
+        self.started, self.saved = time.perf_counter() - self.seconds, -np.inf
+        if self.rank == 0:
+            self.open_logs()
+            print("Device:", torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU")
+            print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
+        progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
+        self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
+        self.evaluate_and_save()
+
+    def open_logs(self) -> None:
+        """TensorBoard's, and W&B's; of a resumed run they go on from its checkpoint."""
+        options, name = asdict(self.args), self.dir.resolve().name
+        if self.args.track:
+            import wandb
+
+            wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
+        purge_step = None if self.args.resume is None else self.step + 1
+        self.writer = SummaryWriter(self.dir, purge_step=purge_step)
+        rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
+        self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
+
+    def record(self, episodes: list, new_steps: int, metrics: dict) -> None:
+        """Count, log and show an iteration of all processes; evaluate and save if it is time."""
+        if not np.isfinite(metrics["policy_loss"] + metrics["grad_norm"]):
+            raise UserError("The update became NaN or infinite: lower --learning-rate.")
+        episodes = sum(gather(episodes), [])
+        self.kept = gather((self.rng.bit_generator.state, *self.running.state()))
+        self.iteration, self.step = self.iteration + 1, self.step + new_steps
+        self.recent = (self.recent + [episode[0] for episode in episodes])[-100:]
+        self.seconds = time.perf_counter() - self.started
+        scalars = {f"losses/{name}": value for name, value in metrics.items()}
+        if episodes:
+            names = "charts/episodic_return", "charts/episodic_length"
+            scalars |= dict(zip(names, np.mean(episodes, axis=0)))
+        scalars["charts/SPS"] = self.step / self.seconds
+        scalars["charts/learning_rate"] = self.trained["optimizer"].param_groups[0]["lr"]
+        for name, value in scalars.items() if self.rank == 0 else ():
+            self.writer.add_scalar(name, float(value), self.step)
+        shown = f"return={np.mean(self.recent or np.nan):.1f}, kl={metrics['approx_kl']:.4f}"
+        self.bar.set_postfix_str(shown, refresh=False)
+        self.bar.update(new_steps)
+        self.evaluate_and_save()
+
+    def evaluate_and_save(self, finished: bool = False) -> None:
+        """Every --eval-interval steps and --checkpoint-interval seconds, and when finished."""
+        if self.rank > 0:
+            return
+        args, policy, interval = self.args, self.trained["policy"], self.args.eval_interval
+        due = interval and self.step // interval > self.evaluated // interval
+        if due or (finished and self.step > self.evaluated):
+            videos = self.dir / "videos" / str(self.step) if args.capture_video else None
+            self.eval_returns = evaluate(policy, args, video_dir=videos).tolist()
+            self.evaluated, mean = self.step, float(np.mean(self.eval_returns))
+            self.writer.add_scalar("eval/episodic_return", mean, self.step)
+            if mean > self.best:
+                self.best = mean
+                save(self.dir / "best.pt", args, policy=policy.state_dict())
+        if finished or time.perf_counter() - self.saved >= args.checkpoint_interval:
+            self.writer.flush()
+            states = {name: part.state_dict() for name, part in self.trained.items()}
+            states |= {name: getattr(self, name) for name in self.PROGRESS}
+            save(self.dir / "checkpoint.pt", args, **states)
+            self.saved = time.perf_counter()
+
+    def finish(self) -> dict:
+        """Save, evaluate, report; give run_dir, steps, seconds, train_return and eval_returns."""
+        self.bar.close()
+        for env in self.envs:
+            env.close()
+        if self.iteration == 0:
+            raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
+        if self.rank > 0:
+            return {}
+        model, rate = self.dir / "model.pt", self.step / self.seconds
+        train_return = np.mean(self.recent or np.nan)
+        print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate:,.0f} steps/s)")
+        print(f"Training return, last 100 episodes: {train_return:.2f}")
+        save(model, self.args, policy=self.trained["policy"].state_dict())
+        self.evaluate_and_save(finished=True)
+        self.writer.close()
+        print(f"Logs:  tensorboard --logdir {self.dir.parent}")
+        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render")
+        summary = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
+        returns = {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
+        return summary | returns
 
 
-def save(path: Path, args: Args, run: Run, **parts) -> None:
-    """Write what load reads: whole or not at all, so that a kill or a full disk leaves the file as it was."""
-    states = {name: part.state_dict() for name, part in parts.items()}
-    buffer, temporary = io.BytesIO(), path.with_suffix(".part")
-    torch.save({"script": Path(__file__).stem, "args": asdict(args), "run": asdict(run), **states}, buffer)
+def save(path: Path, args: Args, **states) -> None:
+    """Write the file whole or not at all: a kill or a full disk leaves the one before."""
+    buffer, part = io.BytesIO(), path.with_suffix(".part")
+    torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, buffer)
     try:
-        with open(temporary, "wb") as file:
+        with open(part, "wb") as file:
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:  # which need not name the file
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, path) from error
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def load(path: str, env_id: str) -> tuple[Args, Run, dict]:
-    """The options, the run and the parts' states in a file of this script's, on the CPU; UserError if it is none.
+def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
+    """The options and states that save wrote; parts, such as a network, are given theirs.
 
-    A stranger's file runs no code: it is read as plain data, and if making its environment imports a module
-    ("module:Env-v0"), env_id must be the same.
+    A stranger's file runs no code: it is plain data, and an environment that imports a module
+    ("module:Env-v0") must be named by env_id, too. UserError if the file is not for this.
     """
     try:
-        saved = dict(torch.load(path, map_location="cpu", weights_only=True))
-        if saved["script"] != Path(__file__).stem:
-            raise UserError(f"{path} was made by {saved['script']}.py: use it with that script.")
-        args, run = Args(**saved["args"]), Run(**saved["run"])
-        check_args(args)
-        if ":" in args.env_id and args.env_id != env_id:
-            raise UserError(f"{path} would import a module: if you trust it, add --env-id {shlex.quote(args.env_id)}")
-    except UserError:
-        raise
+        states = dict(torch.load(path, map_location="cpu", weights_only=True))
+        if states["script"] != Path(__file__).stem:
+            raise UserError(f"it was made by {states['script']}.py")
+        args = Args(**states["args"])
+        if args.env_id != env_id and (parts or ":" in args.env_id):  # ":" imports a module
+            raise UserError(f"it is for {args.env_id}; if you trust it, add that as --env-id")
+        for name, part in (parts or {}).items():
+            part.load_state_dict(states[name])
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot read {path} ({getattr(error, 'strerror', None) or type(error).__name__}).") from error
-    return args, run, saved
+        why = error if isinstance(error, UserError | OSError) else type(error).__name__
+        raise UserError(f"Cannot use {path} here: {why}") from error
+    return args, states
 
 
-def restore(path: str, saved: dict, **parts) -> None:
-    """Give networks and optimizer the states that load found; UserError if they do not fit."""
-    for name, part in parts.items():
-        try:
-            part.load_state_dict(saved[name])
-        except Exception as error:
-            problem = "does not fit the options" if name in saved else "is missing (a checkpoint.pt has it)"
-            raise UserError(f"Cannot use {path}: its {name} {problem}.") from error
+def gather(value) -> list:
+    """The value that each of torchrun's processes has, by rank; without torchrun [value]."""
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
 
 
-def compare_devices(policy: Policy, num_envs: int) -> str:
-    """How long choosing actions takes on the GPU and on the CPU, and what that means for the user."""
-    obs, milliseconds = np.zeros((num_envs, len(policy.obs_mean)), np.float32), []
-    for device in (policy.obs_mean.device, "cpu"):
-        sample = copy.deepcopy(policy).to(device).sampler(None)
-        milliseconds.append(1000 * min(timeit.repeat(partial(sample, obs), number=1, repeat=50)))
-    gpu, cpu = milliseconds
-    advice = ": so small a network may train faster without --cuda" if gpu > cpu else ""
-    return f"Choosing actions takes {gpu:.2f} ms a time step on the GPU, {cpu:.2f} ms on the CPU{advice}"
+def average_gradients(policy: ActorCritic) -> None:
+    """Under torchrun the mean of the processes' gradients, in one message."""
+    if dist.is_initialized():
+        gradients = [parameter.grad for parameter in policy.parameters()]
+        dist.all_reduce(flat := parameters_to_vector(gradients))
+        vector_to_parameters(flat / dist.get_world_size(), gradients)
 
 
-def open_run(args: Args, spec, device: torch.device, run: Run) -> tuple[Path, SummaryWriter]:
-    """Make the run's folder and open its logs; a resumed run goes on in its own, less what it logged after run.step."""
-    if args.capture_video:  # its error comes now, not after training
-        with tempfile.TemporaryDirectory() as folder:
-            make_env(args.env_id, video_dir=Path(folder, "videos")).close()
-    if args.track:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("--track needs Weights & Biases: pip install wandb") from error
-    run_dir = Path(args.resume or "").parent
-    if not args.resume:
-        env_name = args.env_id.replace("/", "-").replace(":", "-")
-        run_dir = Path("runs", f"{env_name}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}")
-        run_dir.mkdir(parents=True)  # an error if another run has it
-    if args.track:
-        name = run_dir.resolve().name  # of "checkpoint.pt" alone, too
-        wandb.init(id=name, name=name, resume="allow", config=asdict(args), sync_tensorboard=True)
-    writer = SummaryWriter(str(run_dir), purge_step=run.step if args.resume else None)
-    for name, value in run.scalars.items():
-        writer.add_scalar(name, value, run.step)
-    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|option|value|\n|-|-|\n{rows}", run.step)
-    if args.cuda and device.type == "cpu":
-        print("WARNING: --cuda was asked for but torch finds no GPU; USING THE CPU", file=sys.stderr)
-    if not args.max_episode_steps and gym.spec(spec.id).max_episode_steps is None:
-        print(f"{spec.id} is registered without a time limit: episodes are cut after 1,000 steps (--max-episode-steps)")
-    on_cpu = f"CPU, {args.num_threads} thread(s)"
-    print("Device:", on_cpu if device.type == "cpu" else torch.cuda.get_device_name(device))
-    return run_dir, writer
-
-
-def train(args: Args, signals=()) -> dict:
-    """Train, save and evaluate; returns steps, seconds, train_return (last 100 episodes), eval_returns and run_dir.
-
-    With args.resume, too, all options are those of args; only the command line fills in the checkpoint's.
-    A signal's number in signals ends it after the iteration under way: a checkpoint, then SystemExit(128 + number).
-    Each of torchrun's processes steps its share of the environments; the first alone saves, logs, shows and returns.
-    """
-    check_args(args)
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))  # torchrun's
+def check_args(args: Args, world: int = 1) -> None:
+    """UserError if an option is out of range, or processes cannot share the environments."""
+    positive = "total_timesteps num_envs num_steps update_epochs num_minibatches hidden_size"
+    lowest = {"num_threads": 1, "eval_episodes": 1} | dict.fromkeys(positive.split(), 1)
+    highest = {"gamma": 1, "gae_lambda": 1, "hidden_size": 2**14, "num_threads": 2**10}
+    for name, value in vars(args).items():
+        low, high = lowest.get(name, 0), highest.get(name, 2**40)
+        if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+            name = name.replace("_", "-")
+            raise UserError(f"--{name} must be from {low:,} to {high:,}, not {value}.")
     if args.num_envs % world:
         raise UserError(f"--num-envs {args.num_envs} cannot be split over {world} processes.")
-    num_envs = args.num_envs // world
-    if args.num_minibatches > (share_of_steps := num_envs * args.num_steps):
-        raise UserError(f"--num-minibatches {args.num_minibatches} is more than a process's {share_of_steps} steps.")
-    trained, run, saved = load(args.resume, args.env_id) if args.resume else (args, Run(), {})
-    if (trained.env_id, trained.num_envs) != (args.env_id, args.num_envs):
-        raise UserError(f"{args.resume} was trained on {trained.num_envs} {trained.env_id} and can only go on there.")
-    if run.step > args.total_timesteps:
-        raise UserError(f"{args.resume} has taken {run.step} steps: --total-timesteps {args.total_timesteps} is less.")
-    if run.rng and len(run.rng) != world:
-        raise UserError(f"{args.resume} is of a run of {len(run.rng)} processes, not {world}.")
-    envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_envs)]
-    torch.set_num_threads(args.num_threads)
-    torch.manual_seed(args.seed)
-    device = torch.device("cpu")
-    if args.cuda and torch.cuda.is_available():
-        num_gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
-        if num_gpus < max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1))):  # in all processes alike
-            raise UserError(f"--cuda needs a GPU for each process, and this machine has {num_gpus}.")
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)  # or every process would take memory on the first GPU, too
-    if world > 1:
-        try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-        except ValueError as error:
-            raise UserError(f"WORLD_SIZE is {world}, but this is no process of torchrun's: {error}") from error
-    policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args.hidden_size, args.norm_obs).to(device)
-    optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    parts = {"policy": policy, "optimizer": optimizer}
-    if args.resume:
-        restore(args.resume, saved, **parts)
-    rng, running = np.random.default_rng([args.seed, rank]), None
-    if args.resume:
-        rng.bit_generator.state = run.rng[rank]
-    if args.resume and world == 1:  # of several processes only the first saved its episodes
-        left = saved["running"]
-        with contextlib.suppress(UserError):  # as from stepping on after an episode that ended elsewhere before
-            running = start_episodes(envs, left["seeds"], left["actions"])
-        if running is None or not np.array_equal(running.obs, left["obs"]):
-            print(f"{args.env_id} does not repeat itself: its episodes start anew, not where they were stopped")
-            running = None
-    elif args.resume and rank == 0:
-        print("All episodes start anew: the checkpoint of several processes has none of them")
-    running = running or start_episodes(envs, rng.integers(2**31, size=num_envs).tolist(), [[] for _ in envs])
-    run.rng = share(rng.bit_generator.state)
-    run_dir, writer = open_run(args, envs[0].spec, device, run) if rank == 0 else (None, None)
-    if device.type == "cuda" and rank == 0:
-        print(compare_devices(policy, len(envs)))
-    loss_fn = partial(ppo_loss, clip_coef=args.clip_coef, ent_coef=args.ent_coef, vf_coef=args.vf_coef)
-    first_step, start = run.step, time.perf_counter() - run.seconds
-    # disable=None: on a terminal only; elsewhere a line at each tenth of the budget
-    bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=rank > 0 or None)
-    while run.step + args.num_envs * args.num_steps <= args.total_timesteps:
-        parts["running"] = running
-        try:
-            if any(stops := share(signals[:1])):
-                sys.exit(128 + max(stops)[0])
-            if writer and args.eval_interval and run.step >= run.next_eval:
-                evaluate_run(args, run, run_dir, writer, policy)
-                run.next_eval = run.step - run.step % args.eval_interval + args.eval_interval
-            if run.iteration % args.checkpoint_interval == 0:
-                checkpoint(args, run, run_dir, writer, parts)
-            steps, running = collect_steps(envs, policy, running, args.num_steps, rng)
-            episodes = sum(share(steps.episodes), [])  # of all processes
-        except (UserError, SystemExit, KeyboardInterrupt):  # a signal or an environment's fault: keep what was learned
-            bar.close()  # or what is printed next would be on its line
-            checkpoint(args, run, run_dir, writer, parts, stopping=True)
-            raise
-        budget_left = 1 - run.step / args.total_timesteps
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (budget_left if args.anneal_lr else 1)
-        obs, next_obs = steps.obs.to(device), steps.next_obs.to(device)
-        with torch.no_grad():
-            values, next_values = policy.value(obs).cpu(), policy.value(next_obs).cpu()
-        advantages, returns = compute_gae(
-            steps.rewards, values, next_values, steps.terminated, steps.done, args.gamma, args.gae_lambda
-        )
-        if args.norm_adv:
-            everyones = torch.cat(share(advantages))
-            advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)
-        batch = {"obs": obs, "actions": steps.actions, "advantages": advantages, "returns": returns}
-        batch = {name: x.flatten(0, 1).to(device) for name, x in batch.items()}
-        batch["log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
-        metrics = update(policy, optimizer, loss_fn, batch, args, rng)
-        if args.norm_obs:
-            policy.update_obs_stats(torch.cat(share(steps.obs.flatten(0, 1))).to(device))
-
-        run.iteration, run.step = run.iteration + 1, run.step + args.num_envs * args.num_steps
-        run.recent = (run.recent + [episode[0] for episode in episodes])[-100:]
-        run.seconds, run.rng = time.perf_counter() - start, share(rng.bit_generator.state)
-        scalars = {f"losses/{name}": value for name, value in metrics.items()}
-        scalars["losses/explained_variance"] = 1 - (returns - values).var() / returns.var()
-        scalars |= {"charts/SPS": run.step / run.seconds, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
-        if episodes:
-            episodic_return, episodic_length = np.mean(episodes, axis=0)
-            scalars |= {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
-        run.scalars = {name: float(value) for name, value in scalars.items()}
-        for name, value in run.scalars.items() if writer else ():
-            writer.add_scalar(name, value, run.step)
-        bar.update(args.num_envs * args.num_steps)
-        train_return = np.mean(run.recent) if run.recent else np.nan  # until an episode ends
-        bar.set_postfix({"return": f"{train_return:.1f}", "kl": f"{metrics['approx_kl']:.4f}"}, refresh=False)
-        tenth = args.total_timesteps / 10
-        if writer and bar.disable and run.step // tenth > (run.step - args.num_envs * args.num_steps) // tenth:
-            tell(bar, f"{run.step:,} steps in {run.seconds:.0f} s: return {train_return:.1f}")
-    parts["running"] = running
-    bar.close()
-    if writer and run.step == first_step:
-        tell(bar, f"Nothing is left to train: another iteration would exceed --total-timesteps {args.total_timesteps}.")
-    if world > 1:
-        dist.destroy_process_group()
-    summary = finish_run(args, run, run_dir, writer, parts) if writer else {}
-    close_envs(envs)
-    return summary
-
-
-def tell(bar: tqdm, line: str) -> None:
-    """Print a line to standard error, above the progress bar if there is one. Nobody may be left to read it."""
-    with contextlib.suppress(OSError):
-        bar.write(line, file=sys.stderr)
-
-
-def checkpoint(args: Args, run: Run, run_dir: Path, writer, parts: dict, stopping: bool = False) -> None:
-    """Write what --resume needs to go on as if there had been no stop."""
-    if not writer:
-        return  # another of torchrun's processes writes
-    writer.flush()
-    save(run_dir / "checkpoint.pt", args, run, **parts)
-    if stopping and run.iteration:
-        command = next_command(args, "--resume", run_dir / "checkpoint.pt")
-        print(f"Stopped after {run.step:,} of {args.total_timesteps:,} steps. Resume: {command}", file=sys.stderr)
-
-
-def evaluate_run(args: Args, run: Run, run_dir: Path, writer, policy, video_dir=None) -> np.ndarray:
-    """Evaluate greedily, log it and keep the best policy, without training's environments and random numbers."""
-    returns = evaluate(policy, args, video_dir=video_dir)
-    if "eval/episodic_return" not in run.scalars:
-        run.scalars["eval/episodic_return"] = float(returns.mean())
-        writer.add_scalar("eval/episodic_return", returns.mean(), run.step)
-    if returns.mean() > run.best:
-        run.best = float(returns.mean())
-        if args.save_model:
-            save(run_dir / "best.pt", args, run, policy=policy)
-    return returns
-
-
-def finish_run(args: Args, run: Run, run_dir: Path, writer, parts: dict) -> dict:
-    """Save and evaluate the policy, and print the results, where they lie and what to type next."""
-    model, train_return = run_dir / "model.pt", np.mean(run.recent) if run.recent else np.nan
-    if args.save_model:
-        save(model, args, run, policy=parts["policy"])
-    checkpoint(args, run, run_dir, writer, parts)  # before a word is printed: nobody may be left to read it
-    print(f"Trained {run.step:,} steps in {run.seconds:.1f} s ({run.step / run.seconds:,.0f} steps/s)")
-    print(f"Training return, last 100 episodes: {train_return:.2f}")
-    print(f"Logs:  tensorboard --logdir {run_dir.parent}")
-    if args.save_model:
-        print(f"Model: {model}")
-    video_dir = run_dir / "videos" if args.capture_video else None
-    eval_returns = evaluate_run(args, run, run_dir, writer, parts["policy"], video_dir)
-    checkpoint(args, run, run_dir, writer, parts)
-    writer.close()
-    report(eval_returns, args)
-    if args.eval_interval:
-        best = run_dir / "best.pt"
-        print(f"Best evaluation: {run.best:.2f}" + (f", kept in {best}" if best.exists() else ""))
-    if args.save_model:
-        command, env = next_command(args, "--evaluate", model), make_env(args.env_id)
-        shown = {"human", "rgb_array"}.intersection(env.metadata.get("render_modes", ()))
-        close_envs([env])
-        print(f"Watch: {command} --render --eval-episodes 3" if shown else f"Evaluate again: {command}")
-    summary = {"steps": run.step, "seconds": run.seconds, "train_return": train_return, "eval_returns": eval_returns}
-    return summary | {"run_dir": run_dir}
-
-
-def next_command(args: Args, option: str, path: Path) -> str:
-    """What to type to go on with one of the run's files."""
-    module = ["--env-id", args.env_id] if ":" in args.env_id else []  # see load
-    world = os.environ.get("WORLD_SIZE", "1")  # a run is resumed by as many processes
-    start = ["torchrun", f"--nproc-per-node={world}"] if option == "--resume" and world != "1" else ["python"]
-    return shlex.join([*start, os.path.relpath(__file__), option, str(path), *module])
-
-
-def catch_signals() -> list[int]:
-    """A list to which the first Ctrl-C or SIGTERM adds its number; the next one ends the process at once."""
-    signals = []
-
-    def note(number: int, frame) -> None:
-        signals.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # nobody may be left to read it
-            os.write(2, b"\nStopping after this iteration or evaluation; once more stops at once.\n")
-
-    signal.signal(signal.SIGINT, note)
-    signal.signal(signal.SIGTERM, note)
-    return signals
 
 
 def main() -> None:
-    """Train, or with --evaluate play a saved model, as the command line says."""
+    """Train, or with --evaluate play a saved policy, as the command line says."""
+    args = tyro.cli(Args)
     try:
-        args = tyro.cli(Args)
-        if not args.evaluate:
-            shown = threading.excepthook  # a full disk stops the logs' thread, but add_scalar raises its error, too
-            threading.excepthook = lambda hook: None if isinstance(hook.exc_value, OSError) else shown(hook)
-            if args.resume:
+        if args.evaluate is None:
+            if args.resume is not None:
                 args = tyro.cli(Args, default=load(args.resume, args.env_id)[0])
-            train(args, catch_signals())
+            train(args)
             return
+        trained, _ = load(args.evaluate, args.env_id)
+        kept = "env_id", "max_episode_steps", "hidden_size", "norm_obs"
+        args = tyro.cli(Args, default=Args(**{name: getattr(trained, name) for name in kept}))
         check_args(args)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C just ends it
-        trained, _, saved = load(args.evaluate, args.env_id)
-        kept = {name: getattr(trained, name) for name in ("env_id", "max_episode_steps", "hidden_size", "norm_obs")}
-        args = tyro.cli(Args, default=Args(**kept))
-        if args.env_id != trained.env_id:
-            raise UserError(f"{args.evaluate} was trained on {trained.env_id}, not on {args.env_id}.")
-        torch.set_num_threads(args.num_threads)
         env = make_env(args.env_id)
-        policy = ActorCritic(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
-        restore(args.evaluate, saved, policy=policy)
-        close_envs([env])
-        print(f"Playing {args.env_id} with the policy in {args.evaluate}, on the CPU")
-        model, how = Path(args.evaluate), "greedy" if args.greedy else "sampled"
-        video_dir = model.parent / f"videos-{model.stem}-{how}-{args.seed}" if args.capture_video else None
-        first_seed = 10**9 + 10**6 * (args.seed - 1)  # by default the episodes of training's evaluations
-        report(evaluate(policy, args, args.greedy, video_dir, first_seed), args)
-    except (UserError, FloatingPointError, OSError) as error:
-        if isinstance(error, OSError):  # a full disk, a folder that is not the user's
-            error = f"Cannot write {os.fsdecode(error.filename or 'the output')}: {error.strerror}."
-        tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)  # on a line of its own, not the bar's
+        policy = ActorCritic(
+            env.observation_space, env.action_space, args.hidden_size, args.norm_obs
+        )
+        load(args.evaluate, args.env_id, {"policy": policy})
+        videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
+        evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes
+    except (UserError, ModuleNotFoundError) as error:
+        tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -3,6 +3,7 @@
     python docs/benchmark/run.py main                            # all of it, as many runs at once as there are cores
     python docs/benchmark/run.py main --only "Acrobot.* outcome" # the runs whose environment and variant match this
     python docs/benchmark/run.py main --list                     # what has been run and what has not
+    python docs/benchmark/run.py main --replay 20                # run 20 rows again: do they come out as they did?
 
 Each run is a process of its own with one thread, started as a user starts it. It can be stopped at any time and started
 again: a run that is in the CSV with the same command is not repeated, one whose flags have changed since is.
@@ -16,10 +17,12 @@ what computed it.
 """
 
 import argparse
+import contextlib
 import csv
 import importlib
 import os
 import platform
+import random
 import re
 import subprocess
 import sys
@@ -116,13 +119,23 @@ def evaluate(script: str, env_id: str, model: str) -> list[str]:
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     module = importlib.import_module(Path(script).stem)
     module.torch.set_num_threads(1)
-    args, _, saved = module.load(model, env_id)
+    policy, args = load_policy(module, model, env_id)
+    returns = []
+    for greedy in (True, False):
+        with contextlib.redirect_stdout(None):  # what evaluate prints
+            options = replace(args, eval_episodes=100, greedy=greedy)
+            returns.append(f"{module.evaluate(policy, options).mean():.6g}")
+    return returns
+
+
+def load_policy(module, model: str, env_id: str):
+    """The policy in a script's model.pt, and the options that it was trained with."""
+    args, states = module.load(model, env_id)
     env = module.make_env(args.env_id)
     network = module.ActorCritic if hasattr(module, "ActorCritic") else module.Policy
     policy = network(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
-    module.restore(model, saved, policy=policy)
-    args = replace(args, eval_episodes=100)
-    return [f"{module.evaluate(policy, args, greedy=greedy).mean():.6g}" for greedy in (True, False)]
+    policy.load_state_dict(states["policy"])
+    return policy, args
 
 
 def commit() -> str:
@@ -154,6 +167,33 @@ def write(path: Path, runs: dict[tuple, list[dict]]) -> None:
     path.with_suffix(".part").replace(path)
 
 
+def replay(jobs: list[Job], runs: dict, count: int, seed: int, seconds: float, processes: int) -> bool:
+    """Run randomly chosen runs of a CSV again, none that took longer than seconds; whether all agree.
+
+    A run agrees if it ends with the same steps and the same training return, to the last digit.
+    What else is in its rows (learning curve, evaluations) is compared, too, and said.
+    """
+    short = [job for job in jobs if job.key in runs and float(runs[job.key][-1]["seconds"]) <= seconds]
+    current = [job for job in short if runs[job.key][-1]["command"] == job.command]
+    chosen = random.Random(seed).sample(current, min(count, len(current)))
+    apart = {"seconds", "commit", "versions"}
+    agreed = curves = 0
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(execute, job): job for job in chosen}
+        for future in as_completed(futures):
+            job, new = futures[future], future.result()
+            old = [{name: row[name] for name in COLUMNS if name not in apart} for row in runs[job.key]]
+            new = [{name: str(row.get(name, "")) for name in COLUMNS if name not in apart} for row in new]
+            same = [old[-1][name] == new[-1][name] for name in ("step", "train_return")]
+            agreed, curves = agreed + all(same), curves + (old == new)
+            ends = " / ".join(f"{rows[-1]['step']} steps, {rows[-1]['train_return']}" for rows in (old, new))
+            verdict = "agrees" if all(same) else f"DIFFERS: {ends}"
+            rest = "" if old == new else ", its curve or evaluations differ"
+            print(f"{' '.join(job.key)}: {verdict}{rest}", flush=True)
+    print(f"{agreed} of {len(chosen)} end as in the CSV, {curves} with the same curve and evaluations")
+    return agreed == len(chosen)
+
+
 def main() -> None:
     import studies
 
@@ -162,6 +202,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side (default: one per core)")
     parser.add_argument("--only", default="", help="regular expression that 'environment variant seed' must match")
     parser.add_argument("--list", action="store_true", help="say what has been run, run nothing")
+    parser.add_argument("--replay", type=int, metavar="N", help="run N randomly chosen rows again and compare")
+    parser.add_argument("--seed", type=int, default=1, help="with --replay: chooses the rows")
+    parser.add_argument("--seconds", type=float, default=120, help="with --replay: of no longer runs than this")
     args = parser.parse_args()
     path = RESULTS / f"{args.study}.csv"
     runs, jobs = read(path), [Job(*job) for job in studies.STUDIES[args.study]()]
@@ -171,6 +214,9 @@ def main() -> None:
     if args.list:
         print("\n".join(f"missing: {' '.join(job.key)}" for job in todo))
         return
+    if args.replay:
+        of = [job for job in jobs if re.search(args.only, " ".join(job.key))]
+        sys.exit(not replay(of, runs, args.replay, args.seed, args.seconds, args.jobs))
     failed = []
     with (
         ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool,
