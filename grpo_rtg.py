@@ -11,7 +11,7 @@ averaged over K groups:
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (Kaggle discussion 573162, sb3-contrib issue #301) compares returns-to-go:
+This file's advantage (Kaggle 573162, sb3-contrib #301) compares returns-to-go:
 
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
@@ -26,7 +26,7 @@ std is that of R - mean over the group.
 
 Unlike in the paper there is by default a discount, no KL penalty, one weight for all steps (Eq. 3:
 --loss-agg trajectory) and a π_ref that is π_old, for nothing is pretrained.
-The file has two halves: the algorithm, down to train, and the program around it.
+The file has two halves: the algorithm, to the end of train, and the program around it.
 """
 
 import inspect
@@ -211,8 +211,8 @@ class Policy(nn.Module):
         outputs = self(obs)
         if self.discrete:
             log_probs = outputs.log_softmax(-1)  # [B, A]
-            entropy = -(log_probs.exp() * log_probs).sum(-1)
-            return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy
+            of_actions = log_probs.gather(-1, actions[:, None]).squeeze(-1)
+            return of_actions, -(log_probs.exp() * log_probs).sum(-1)
         normal = Normal(outputs, self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
@@ -347,13 +347,12 @@ def train(args: Args) -> dict:
     while True:  # lines 2 and 4
         if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
-        # lines 5 to 8: K start states, G episodes from each by π_old ← π_θ, and their rewards
+        # lines 5 to 8: K start states, G episodes of π_old ← π_θ from each, their rewards
         episodes = collect_groups(run.envs, policy, run.num_groups, rng, args.seed_groups)
         new_steps = sum(gather(len(episodes.obs)))  # of all processes
         if run.step + new_steps > args.total_timesteps:
             return run.finish()
-        # line 9: the advantages
-        blocks = episodes.rewards, episodes.mask  # [K, G, T]
+        blocks = episodes.rewards, episodes.mask  # line 9: the advantages, all [K, G, T]
         advantages = compute_advantages(*blocks, args.gamma, args.norm_std, args.baseline)
         batch = make_batch(episodes, advantages, policy, reference, args)
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
@@ -368,7 +367,7 @@ def train(args: Args) -> dict:
 
 
 class UserError(ValueError):
-    """What the user can put right: main prints this one sentence and exits with status 2."""
+    """What the user can put right: main prints the sentence and exits with status 2."""
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
@@ -384,14 +383,14 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
     obs, actions = env.observation_space, env.action_space
     is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
     if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
-        can = "Observations must be of a space that can be flattened, actions Discrete or float Box"
-        raise UserError(f"{can}; {env_id} has {obs} and {actions}.")
+        wrong = "observations are not flattenable, or actions not Discrete or a Box of floats"
+        raise UserError(f"{env_id}: {wrong}: {obs}, {actions}.")
     flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
     return env if flat else gym.wrappers.FlattenObservation(env)
 
 
 def fast_forward(policy: Policy):
-    """policy.forward on NumPy arrays; on the CPU in NumPy, a third of torch's time for few rows."""
+    """policy.forward on NumPy arrays; on the CPU in NumPy, which takes a third of the time."""
     device = policy.obs_mean.device
     if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
         return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
@@ -476,7 +475,7 @@ class Run:
         self.started, self.saved = time.perf_counter() - self.seconds, -np.inf
         if self.rank == 0:
             self.open_logs()
-            print("Device:", torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU")
+            print("Device:", "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
             print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
         progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
         self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
@@ -489,7 +488,7 @@ class Run:
             import wandb
 
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        purge_step = None if self.args.resume is None else self.step + 1
+        purge_step = self.step + 1 if self.args.resume else None
         self.writer = SummaryWriter(self.dir, purge_step=purge_step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
@@ -560,10 +559,10 @@ class Run:
         self.evaluate_and_save(finished=True)
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render")
-        summary = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
-        returns = {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
-        return summary | returns
+        module = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""  # see load
+        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render{module}")
+        ended = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
+        return ended | {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
 
 
 def save(path: Path, args: Args, **states) -> None:
@@ -646,7 +645,8 @@ def main() -> None:
         args = tyro.cli(Args, default=Args(**{name: getattr(trained, name) for name in kept}))
         check_args(args)
         env = make_env(args.env_id)
-        policy = Policy(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
+        spaces = env.observation_space, env.action_space
+        policy = Policy(*spaces, args.hidden_size, args.norm_obs)
         load(args.evaluate, args.env_id, {"policy": policy})
         videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
         evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes

@@ -169,8 +169,8 @@ class Policy(nn.Module):
         outputs = self(obs)
         if self.discrete:
             log_probs = outputs.log_softmax(-1)  # [B, A]
-            entropy = -(log_probs.exp() * log_probs).sum(-1)
-            return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy
+            of_actions = log_probs.gather(-1, actions[:, None]).squeeze(-1)
+            return of_actions, -(log_probs.exp() * log_probs).sum(-1)
         normal = Normal(outputs, self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
@@ -234,13 +234,12 @@ class Steps(NamedTuple):
 def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
     """Sample num_steps steps in every environment; UserError for NaN or infinity."""
     sample, steps, episodes = policy.sampler(rng), [], []
-    shape = len(running.envs), len(policy.obs_mean)  # [N, D]
     for _ in range(num_steps):
-        obs = np.array(running.obs, np.float32).reshape(shape)
+        obs = np.array(running.obs, np.float32)  # [N, D]
         actions = sample(obs)
         taken = [running.step(n, action) for n, action in enumerate(policy.to_env(actions))]
         rewards, terminated, truncated = (np.array(column) for column in zip(*taken))
-        next_obs, done = np.array(running.obs, np.float32).reshape(shape), terminated | truncated
+        next_obs, done = np.array(running.obs, np.float32), terminated | truncated
         steps.append((obs, actions, rewards.astype(np.float32), next_obs, terminated, done))
         for n in done.nonzero()[0]:
             episodes.append((running.returns[n], len(running.actions[n])))
@@ -310,7 +309,7 @@ def train(args: Args) -> dict:
 
 
 class UserError(ValueError):
-    """What the user can put right: main prints this one sentence and exits with status 2."""
+    """What the user can put right: main prints the sentence and exits with status 2."""
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
@@ -326,14 +325,14 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
     obs, actions = env.observation_space, env.action_space
     is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
     if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
-        can = "Observations must be of a space that can be flattened, actions Discrete or float Box"
-        raise UserError(f"{can}; {env_id} has {obs} and {actions}.")
+        wrong = "observations are not flattenable, or actions not Discrete or a Box of floats"
+        raise UserError(f"{env_id}: {wrong}: {obs}, {actions}.")
     flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
     return env if flat else gym.wrappers.FlattenObservation(env)
 
 
 def fast_forward(policy: Policy):
-    """policy.forward on NumPy arrays; on the CPU in NumPy, a third of torch's time for few rows."""
+    """policy.forward on NumPy arrays; on the CPU in NumPy, which takes a third of the time."""
     device = policy.obs_mean.device
     if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
         return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
@@ -393,10 +392,11 @@ class Running:
 
     def noted(self, n: int, call, *action, **seed):
         try:
-            return call(*action, **seed)
+            obs, *rest = call(*action, **seed)
+            return np.reshape(obs, self.envs[n].observation_space.shape), *rest
         except Exception as error:
-            where = f"reset(seed={self.seeds[n]}), step {len(self.actions[n])}: {action}"
-            error.add_note(f"{self.envs[n].unwrapped}: {where}")
+            when = f"step {len(self.actions[n])}: {action[0] if action else None}"
+            error.add_note(f"{self.envs[n].unwrapped}: reset(seed={self.seeds[n]}), {when}")
             raise
 
 
@@ -409,7 +409,7 @@ class Episodes(NamedTuple):
     mask: Tensor  # [K, G, T] bool, True where a step was taken
 
     def flatten(self, block: Tensor) -> Tensor:
-        """The values of a block [K, G, T] at the steps that were taken, [S] in the order of obs."""
+        """Of a block [K, G, T] the values where steps were taken, [S] in the order of obs."""
         return block.flatten(0, 1).T[self.mask.flatten(0, 1).T]
 
 
@@ -511,7 +511,7 @@ class Run:
         self.started, self.saved = time.perf_counter() - self.seconds, -np.inf
         if self.rank == 0:
             self.open_logs()
-            print("Device:", torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU")
+            print("Device:", "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
             print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
         progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
         self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
@@ -524,7 +524,7 @@ class Run:
             import wandb
 
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        purge_step = None if self.args.resume is None else self.step + 1
+        purge_step = self.step + 1 if self.args.resume else None
         self.writer = SummaryWriter(self.dir, purge_step=purge_step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
@@ -589,10 +589,10 @@ class Run:
         self.evaluate_and_save(finished=True)
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render")
-        summary = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
-        returns = {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
-        return summary | returns
+        module = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""  # see load
+        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render{module}")
+        ended = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
+        return ended | {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
 
 
 def save(path: Path, args: Args, **states) -> None:
@@ -674,9 +674,8 @@ def main() -> None:
         args = tyro.cli(Args, default=Args(**{name: getattr(trained, name) for name in kept}))
         check_args(args)
         env = make_env(args.env_id)
-        policy = ActorCritic(
-            env.observation_space, env.action_space, args.hidden_size, args.norm_obs
-        )
+        spaces = env.observation_space, env.action_space
+        policy = ActorCritic(*spaces, args.hidden_size, args.norm_obs)
         load(args.evaluate, args.env_id, {"policy": policy})
         videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
         evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes

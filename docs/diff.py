@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 GRPO = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"]
 HEAD = """# The diff is the algorithm
 
-Written by `python docs/diff.py`; a test keeps it current, and another sees to it that nothing else differs. What does
-differ between two GRPO scripts is the docstring, the options and defaults tuned for the variant, `compute_advantages`,
-and its one call.
+Written by `python docs/diff.py`; a test keeps it current, and another sees to it that nothing else
+differs. What does differ between two GRPO scripts is the docstring, the options and defaults tuned
+for the variant, `compute_advantages`, and its one call.
 """
 
 
@@ -43,7 +43,9 @@ def page() -> str:
         "only in grpo_rtg.py": [name for name in ours if name not in ppo],
         "only in ppo.py": [name for name in ppo if name not in ours],
     }
-    table = "\n".join(f"| {title} | {', '.join(f'`{name}`' for name in names)} |" for title, names in rows.items())
+    table = "\n".join(
+        f"| {title} | {', '.join(f'`{name}`' for name in names)} |" for title, names in rows.items()
+    )
     parts.append(f"## grpo_rtg.py and ppo.py\n\n| | functions and classes |\n|-|-|\n{table}\n")
     return "\n".join(parts)
 

@@ -1,4 +1,7 @@
-"""Run a script's main() in a process forked from one that has torch loaded: a start takes 0.1 s instead of 2."""
+"""Run a script's main() in a process forked from one that has torch loaded.
+
+A start takes 0.1 s instead of 2.
+"""
 
 import importlib
 import multiprocessing
@@ -9,6 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
+# A run of a few iterations, a fifth of a second long.
+TINY = ["--total-timesteps", 400, "--max-episode-steps", 20, "--hidden-size", 8]
+TINY += ["--update-epochs", 2, "--num-minibatches", 2, "--eval-episodes", 2]
+GROUPS = ["--num-groups", 1, "--group-size", 4]
+TINY = {script: [*TINY, *GROUPS] for script in SCRIPTS[:3]} | {
+    "ppo": [*TINY, "--num-envs", 4, "--num-steps", 16]
+}
 
 
 def _main(script: str, argv: list[str], folder: str, file_limit: int | None) -> None:
@@ -22,13 +32,17 @@ def _main(script: str, argv: list[str], folder: str, file_limit: int | None) -> 
 
 
 def start(script: str, *argv, folder, file_limit: int | None = None) -> multiprocessing.Process:
-    """A running process; what it prints goes to out.txt and err.txt in folder. No file it writes exceeds file_limit."""
+    """A running process; what it prints goes to out.txt and err.txt in folder.
+
+    No file it writes exceeds file_limit.
+    """
     os.environ["PYTHONPATH"] = str(ROOT)  # for the server, which else cannot preload from here
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.child", *SCRIPTS])
     for name in ("out.txt", "err.txt"):
         Path(folder, name).write_text("")
-    process = context.Process(target=_main, args=(script, [str(x) for x in argv], str(folder), file_limit))
+    argv = [str(x) for x in argv]
+    process = context.Process(target=_main, args=(script, argv, str(folder), file_limit))
     process.start()
     return process
 

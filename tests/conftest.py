@@ -1,10 +1,9 @@
 import importlib
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that plain `pytest` finds the scripts
 
@@ -17,10 +16,9 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Run a script's main() with these arguments; exit status, standard output, standard error."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # which main sets
 
     def call(script, *args):
+        tqdm._instances.clear()  # bars of runs that an exception ended: a process has one bar
         monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, args)])
         try:
             importlib.import_module(script).main()
@@ -29,6 +27,4 @@ def cli(monkeypatch, capsys):
             status = stop.code
         return status, *capsys.readouterr()
 
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return call

@@ -1,6 +1,8 @@
-"""A device for machines without a GPU: its tensors refuse those of the CPU, and what crosses is counted.
+"""A device for machines without a GPU: its tensors refuse those of the CPU, and what crosses is
+counted.
 
-They say that they are on "meta", torch's device without data, and have their data in `inner`, on the CPU.
+They say that they are on "meta", torch's device without data, and have their data in `inner`, on
+the CPU.
 """
 
 from collections import Counter
@@ -39,8 +41,8 @@ class OnDevice(torch.Tensor):
 class Device(TorchDispatchMode):
     """Within it, `.to(DEVICE)` gives an OnDevice.
 
-    crossed counts the transfers "to" the device and "from" it, among them .item() and what a result's shape depends on.
-    A GPU is waited for until each is done.
+    crossed counts the transfers "to" the device and "from" it, among them .item() and what a
+    result's shape depends on. A GPU is waited for until each is done.
     """
 
     def __init__(self):
@@ -65,9 +67,15 @@ class Device(TorchDispatchMode):
                 by_data = any(x.dtype == torch.bool for x in tensors[1:])
             if by_data or torch.Tag.data_dependent_output in func.tags:
                 self.crossed["from"] += 1
-        owners = {id(x.inner): x for x in tensors if isinstance(x, OnDevice)}  # what is changed in place stays itself
-        given = tree_map_only(OnDevice, lambda x: x.inner, tree_map_only(torch.device, lambda x: CPU, given))
+        owners = {
+            id(x.inner): x for x in tensors if isinstance(x, OnDevice)
+        }  # what is changed in place stays itself
+        given = tree_map_only(
+            OnDevice, lambda x: x.inner, tree_map_only(torch.device, lambda x: CPU, given)
+        )
         result = func(*given[0], **given[1])
         if goes_there:
-            result = tree_map_only(torch.Tensor, lambda x: owners[id(x)] if id(x) in owners else OnDevice(x), result)
+            result = tree_map_only(
+                torch.Tensor, lambda x: owners[id(x)] if id(x) in owners else OnDevice(x), result
+            )
         return result

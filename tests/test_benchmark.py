@@ -1,21 +1,34 @@
-"""docs/benchmark/run.py: what it writes is what the scripts did, and a finished run is not repeated."""
+"""docs/benchmark/run.py: what it writes is what the scripts did, and a finished run is not
+repeated.
+"""
 
+import argparse
 import csv
 import importlib
 import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from tests import child
 
 FOLDER = child.ROOT / "docs" / "benchmark"
-JOB = ("CartPole-v1", "outcome", 7, 2500, "grpo_outcome.py", "--num-groups 1 --group-size 4 --num-minibatches 2")
+JOB = (
+    "CartPole-v1",
+    "outcome",
+    7,
+    2500,
+    "grpo_outcome.py",
+    "--num-groups 1 --group-size 4 --num-minibatches 2",
+)
 
 
 @pytest.fixture
@@ -50,7 +63,9 @@ def test_rows_of_a_run_are_its_curve_and_its_end(rows):
 
 
 def test_the_rows_are_what_the_script_gives(rows):
-    """The same flags in this process: returns after training, greedy and sampled, and of the last training episodes."""
+    """The same flags in this process: returns after training, greedy and sampled, and of the last
+    training episodes.
+    """
     module = importlib.import_module("grpo_outcome")
     options = {"num_groups": 1, "group_size": 4, "num_minibatches": 2, "eval_episodes": 100}
     args = module.Args(seed=7, total_timesteps=2500, **options)
@@ -59,12 +74,15 @@ def test_the_rows_are_what_the_script_gives(rows):
     assert float(rows[-1]["train_return"]) == pytest.approx(summary["train_return"], abs=0.01)
     env = module.make_env(args.env_id)
     policy = module.Policy(env.observation_space, env.action_space)
-    _, _, saved = module.load(summary["run_dir"] / "model.pt", "")
-    policy.load_state_dict(saved["policy"])
-    assert float(rows[-1]["sampled"]) == pytest.approx(module.evaluate(policy, args, greedy=False).mean(), rel=1e-5)
+    _, states = module.load(summary["run_dir"] / "model.pt", "")
+    policy.load_state_dict(states["policy"])
+    sampled = module.evaluate(policy, replace(args, greedy=False)).mean()
+    assert float(rows[-1]["sampled"]) == pytest.approx(sampled, rel=1e-5)
 
 
-def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypatch, tmp_path, capsys):
+def test_a_study_is_resumed_and_changed_flags_are_run_again(
+    run, rows, monkeypatch, tmp_path, capsys
+):
     executed = []
 
     class Pool:  # in this process
@@ -76,7 +94,8 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypat
         def submit(self, function, job):
             executed.append(job)
             future = importlib.import_module("concurrent.futures").Future()
-            future.set_result([dict(row) for row in rows[:-1]] + [rows[-1] | {"command": job.command}])
+            last = rows[-1] | {"command": job.command}
+            future.set_result([*map(dict, rows[:-1]), last])
             return future
 
     monkeypatch.setattr(run, "ProcessPoolExecutor", Pool)
@@ -89,7 +108,9 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypat
     assert len(table) == len(rows) and table[-1]["greedy"] == rows[-1]["greedy"]
 
     lines = Path(tmp_path / "small.csv").read_text().splitlines()
-    Path(tmp_path / "small.csv").write_text("\n".join(lines[:-1]))  # the power failed before the last row
+    Path(tmp_path / "small.csv").write_text(
+        "\n".join(lines[:-1])
+    )  # the power failed before the last row
     run.main()
     assert len(executed) == 2
 
@@ -100,56 +121,136 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(run, rows, monkeypat
     assert len(executed) == 3 and len(run.read(tmp_path / "small.csv")) == 1
 
 
+def test_a_replay_says_what_ends_as_in_the_csv(run, rows, monkeypatch, capsys):
+    monkeypatch.setattr(run, "ProcessPoolExecutor", Threads)
+    job, args = run.Job(*JOB), argparse.Namespace(replay=1, seed=1, seconds=1e9, jobs=1)
+    args.against = None
+    table = {job.key: [{name: str(row.get(name, "")) for name in run.COLUMNS} for row in rows]}
+    new = [dict(row) for row in rows]
+    monkeypatch.setattr(run, "execute", lambda job: new)
+    assert run.replay([job], table, args)
+    assert "Of 1 runs end 1 as in the CSV" in capsys.readouterr().out
+    new[3]["eval_return"] = "7"
+    assert run.replay([job], table, args)
+    assert "1 as in the CSV, but not its curve or evaluations" in capsys.readouterr().out
+    new[-1]["train_return"] = "7.25"
+    assert not run.replay([job], table, args)
+    assert re.search(r"outcome 7: otherwise: .* '7.25'\) instead of", capsys.readouterr().out)
+    args.against = "elsewhere"
+    monkeypatch.setattr(run, "ended", lambda job, checkout: (str(new[-1]["step"]), "7.25"))
+    assert run.replay([job], table, args)
+    assert "1 as with elsewhere, not as in the CSV" in capsys.readouterr().out
+    args.seconds = 0  # no run is as short
+    assert run.replay([job], table, args) and "Of 0 runs" in capsys.readouterr().out
+
+
+def test_the_end_of_a_run_of_another_checkout(run, rows):
+    end = run.ended(run.Job(*JOB), child.ROOT)
+    assert end == (str(rows[-1]["step"]), rows[-1]["train_return"])
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool in this process, so that what a test has replaced is replaced there."""
+
+    def __init__(self, workers, mp_context):
+        super().__init__(workers)
+
+
 def test_a_run_that_fails_says_why(run):
     with pytest.raises(RuntimeError, match="--group-size must be from 2"):
         importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
 
 
 def test_a_change_of_the_environment_is_evaluated_there(run, monkeypatch):
-    job = importlib.reload(run).Job(*JOB[:5], f"{JOB[5]} --env-id docs.examples.grid_world:GridWorld-v0", False)
+    job = importlib.reload(run).Job(
+        *JOB[:5], f"{JOB[5]} --env-id docs.examples.grid_world:GridWorld-v0", False
+    )
     assert job.env == "CartPole-v1" and -5 <= float(run.execute(job)[-1]["greedy"]) <= 0.9
     monkeypatch.setattr(run.Job, "env_id", "")
-    with pytest.raises(RuntimeError, match="trained, but could not be evaluated: .* would import a module"):
+    with pytest.raises(
+        RuntimeError,
+        match="trained, but could not be evaluated: .* if you trust it, add that as --env-id",
+    ):
         run.execute(job)
 
 
 def test_learning_prints_a_row_of_readmes_table():
-    flags = ["--total-timesteps", "3000", "--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
-    command = [sys.executable, FOLDER / "learning.py", "--seeds", "1-2", "--jobs", "2", "--reach", "0", "--"]
-    done = subprocess.run([*command, "grpo_outcome.py", *flags], capture_output=True, text=True, check=True)
+    flags = [
+        "--total-timesteps",
+        "3000",
+        "--num-groups",
+        "1",
+        "--group-size",
+        "4",
+        "--num-minibatches",
+        "2",
+    ]
+    command = [
+        sys.executable,
+        FOLDER / "learning.py",
+        "--seeds",
+        "1-2",
+        "--jobs",
+        "2",
+        "--reach",
+        "0",
+        "--",
+    ]
+    done = subprocess.run(
+        [*command, "grpo_outcome.py", *flags], capture_output=True, text=True, check=True
+    )
     number = r"-?[\d,]+(?:\.\d)?"
     cell = rf"{number} \[{number}, {number}\]"
     assert re.fullmatch(
-        rf"\| `grpo_outcome.py .*` \| {cell} \| {cell} \| {cell} \| 2 of 2 at 0 \(greedy\) \|\n", done.stdout
+        rf"\| `grpo_outcome.py .*` \| {cell} \| {cell} \| {cell} \| 2 of 2 at 0 \(greedy\) \|\n",
+        done.stdout,
     )
 
 
 def test_speed_knows_the_tables_of_its_page():
-    """That it starts, and has the tables that docs/performance.md names. They take minutes to hours."""
-    done = subprocess.run([sys.executable, FOLDER / "speed.py", "--help"], capture_output=True, text=True, check=True)
-    named = re.findall(r"python docs/benchmark/speed\.py (\w+)", (FOLDER.parent / "performance.md").read_text())
-    assert len(named) >= 4 and all(f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named)
+    """That it starts, and has the tables that docs/performance.md names. They take minutes to
+    hours.
+    """
+    done = subprocess.run(
+        [sys.executable, FOLDER / "speed.py", "--help"], capture_output=True, text=True, check=True
+    )
+    named = re.findall(
+        r"python docs/benchmark/speed\.py (\w+)", (FOLDER.parent / "performance.md").read_text()
+    )
+    assert len(named) >= 4 and all(
+        f"{table}," in done.stdout or f"{table}}}" in done.stdout for table in named
+    )
 
 
 def test_the_parts_of_a_step_are_the_whole(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import speed
 
-    flags = ["--env-id", "Pendulum-v1", "--num-groups", "1", "--group-size", "4", "--total-timesteps", "1200"]
+    flags = {"env-id": "Pendulum-v1", "num-groups": 1, "group-size": 4, "total-timesteps": 1200}
+    flags = [str(x) for name, value in flags.items() for x in (f"--{name}", value)]
     job = {"what": ["parts", "grpo_rtg"], "flags": flags, "spawned": 0}
     command = [sys.executable, FOLDER / "speed.py", "one", json.dumps(job)]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert all(result[part] > 0 for part in speed.PARTS)  # were the 200 steps of the evaluation counted, one would not
-    assert sum(result[part] for part in speed.PARTS) == pytest.approx(result["total"]) == 1e6 / result["rate"]
+    parts = [result[part] for part in speed.PARTS]
+    assert min(parts) > 0  # were the 200 steps of the evaluation counted, one would not be
+    assert sum(parts) == pytest.approx(result["total"]) == 1e6 / result["rate"]
+    assert 0 < result["dropped"] < result["total"]  # the last rollout, that of the steps left over
 
 
 def test_speed_on_a_gpu(monkeypatch, capsys):
-    """Without one, a sentence and status 2; with one, what runs with and without --cuda gave, side by side."""
+    """Without one, a sentence and status 2; with one, what runs with and without --cuda gave, side
+    by side.
+    """
     monkeypatch.syspath_prepend(str(FOLDER))
     import speed
 
     def run(what, flags, env_id):
-        return {"rate": 300.0 if "--cuda" in flags else 100.0, "rollout": 0.5, "update": 0.25, "gpu_peak": 8.0}
+        return {
+            "rate": 300.0 if "--cuda" in flags else 100.0,
+            "rollout": 0.5,
+            "update": 0.25,
+            "gpu_peak": 8.0,
+        }
 
     monkeypatch.setattr(speed, "run", run)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -161,7 +262,11 @@ def test_speed_on_a_gpu(monkeypatch, capsys):
     speed.gpu(None)
     rows = capsys.readouterr().out.splitlines()
     cells = "100 [100, 100] | 300 [300, 300] | 3.00 [3.00, 3.00] | 50 / 25 / 25% | 8.0 [8.0, 8.0] |"
-    assert rows[0] == "A GPU, one thread of the CPU" and f"| 1024 | 64 | {cells}" in rows and len(rows) == 4 + 3 * 4
+    assert (
+        rows[0] == "A GPU, one thread of the CPU"
+        and f"| 1024 | 64 | {cells}" in rows
+        and len(rows) == 4 + 3 * 4
+    )
 
 
 def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
@@ -178,8 +283,15 @@ def test_settings_that_equal_the_tuned_ones_are_not_run_again(monkeypatch):
         "--loss-agg trajectory": False,
     }.items():
         assert studies.changes_nothing("CartPole-v1", "outcome", change) is same, change
-    names = {name for env, name, *_ in studies.ablations() if env == "CartPole-v1" and name.startswith("outcome")}
-    assert {"outcome: tuned", "outcome: unseeded"} <= names and "outcome: G = 16, K = 1" not in names
+    names = {
+        name
+        for env, name, *_ in studies.ablations()
+        if env == "CartPole-v1" and name.startswith("outcome")
+    }
+    assert {
+        "outcome: tuned",
+        "outcome: unseeded",
+    } <= names and "outcome: G = 16, K = 1" not in names
 
 
 def test_own_luck_shares_the_start_and_nothing_else():
@@ -199,16 +311,20 @@ def test_own_luck_shares_the_start_and_nothing_else():
 def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monkeypatch):
     pytest.importorskip("mujoco")
     script, gait = importlib.import_module(name), importlib.import_module("docs.benchmark.gait")
-    args, env = script.Args(env_id=gait.ENV_ID, hidden_size=8, eval_episodes=20), gym.make(gait.ENV_ID)
+    args, env = (
+        script.Args(env_id=gait.ENV_ID, hidden_size=8, eval_episodes=20),
+        gym.make(gait.ENV_ID),
+    )
     network = script.ActorCritic if name == "ppo" else script.Policy
     policy = network(env.observation_space, env.action_space, args.hidden_size)
-    script.save(tmp_path / "model.pt", args, script.Run(), policy=policy)
+    script.save(tmp_path / "model.pt", args, policy=policy.state_dict())
     monkeypatch.setattr(sys, "argv", ["gait.py", str(tmp_path / "model.pt")])
     returns, play = script.evaluate(policy, args).round().tolist(), script.play_episodes
 
     def pitched(*given):  # at step t by t
         episodes = play(*given)
-        episodes.obs[:, 1] = episodes.index[1]
+        t = torch.arange(episodes.mask.shape[-1]).expand(episodes.mask.shape)
+        episodes.obs[:, 1] = episodes.flatten(t)
         return episodes
 
     monkeypatch.setattr(script, "play_episodes", pitched)
@@ -226,19 +342,38 @@ def test_statistics_of_the_report(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     report = importlib.import_module("report")
     assert report.pooled_iqm(np.arange(8.0)) == 3.5  # of 2, 3, 4, 5
-    assert report.pooled_iqm(np.array([0.0, 1]), np.arange(4.0)) == 0.75  # of 0 0 1 1 and 0 1 2 3: of 0, 1, 1, 1
+    of = np.array([0.0, 1]), np.arange(4.0)
+    assert report.pooled_iqm(*of) == 0.75  # of 0 0 1 1 and 0 1 2 3: of 0, 1, 1, 1
     assert report.improvement(np.array([1.0, 2]), np.array([1.0, 1])) == 0.75  # a tie is half
-    assert report.improvement(*map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))) == 0.75  # 1 there, 0.5 here
+    of = map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))
+    assert report.improvement(*of) == 0.75  # 1 there, 0.5 here
     assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)
-    runs = {"PPO: a": [9], "PPO: b": [2, 4], "PPO: c": [1, 1]}  # b and c were the best of a first round
-    runs = {name: [[{"greedy": x, "sampled": x, "command": ""}] for x in values] for name, values in runs.items()}
-    assert report.tuning_table({"here": runs}).splitlines()[-1] == "| here | PPO | b | 3 | 1 (c), 9 (a) |"
-    runs = {"outcome: tuned": [1] * 5, "return-to-go: tuned": [2] * 6, "outcome: γ = 0.9": [3] * 4}  # four are too few
-    runs = {name: [[{"greedy": x, "train_return": x}] for x in values] for name, values in runs.items()}
-    row = "| HalfCheetah-v5, 250,000, 5 to 6 | tuned | 1 [1, 1] | 1 [1, 1] | 2 [2, 2] | 2 [2, 2] | – | – |"
-    assert row in report.ablation_table({"HalfCheetah-v5": runs}) and "3 [" not in report.ablation_table(
-        {"HalfCheetah-v5": runs}
+    runs = {
+        "PPO: a": [9],
+        "PPO: b": [2, 4],
+        "PPO: c": [1, 1],
+    }  # b and c were the best of a first round
+    runs = {
+        name: [[{"greedy": x, "sampled": x, "command": ""}] for x in values]
+        for name, values in runs.items()
+    }
+    assert (
+        report.tuning_table({"here": runs}).splitlines()[-1]
+        == "| here | PPO | b | 3 | 1 (c), 9 (a) |"
     )
+    runs = {
+        "outcome: tuned": [1] * 5,
+        "return-to-go: tuned": [2] * 6,
+        "outcome: γ = 0.9": [3] * 4,
+    }  # four are too few
+    runs = {
+        name: [[{"greedy": x, "train_return": x}] for x in values] for name, values in runs.items()
+    }
+    row = "| HalfCheetah-v5, 250,000, 5 to 6 | tuned | 1 [1, 1] | 1 [1, 1] "
+    row += "| 2 [2, 2] | 2 [2, 2] | – | – |"
+    assert row in report.ablation_table(
+        {"HalfCheetah-v5": runs}
+    ) and "3 [" not in report.ablation_table({"HalfCheetah-v5": runs})
     better, worse = [[{"greedy": 2, "train_return": 6}]], [[{"greedy": 1, "train_return": 7}]]
     table = {"here": dict.fromkeys(report.studies.VARIANTS, better) | {"PPO": worse}}
     assert report.improvement_table(table).splitlines()[-1] == "| here |" + " 1.00 | 0.00 |" * 4
@@ -251,14 +386,24 @@ def test_tuned_flags_are_those_that_won_their_tuning(monkeypatch):
     ranked = report.ranked(report.load("tuning"))
     assert set(ranked) == {(env, variant) for env in studies.STEPS for variant in studies.VARIANTS}
     for (env, variant), settings in ranked.items():
-        best = [command for *score, _, command in settings if score == list(settings[0][:2])]  # ties, where none learns
-        assert any(f" {studies.tuned(env, variant)} --seed" in command for command in best), (env, variant)
+        best = [
+            command for *score, _, command in settings if score == list(settings[0][:2])
+        ]  # ties, where none learns
+        assert any(f" {studies.tuned(env, variant)} --seed" in command for command in best), (
+            env,
+            variant,
+        )
 
 
 def test_random_policy(monkeypatch):
-    """A random policy's episodes can be had again, one by one, and its figures are there for every environment."""
+    """A random policy's episodes can be had again, one by one, and its figures are there for every
+    environment.
+    """
     monkeypatch.syspath_prepend(str(FOLDER))
-    random_policy, studies = importlib.import_module("random_policy"), importlib.import_module("studies")
+    random_policy, studies = (
+        importlib.import_module("random_policy"),
+        importlib.import_module("studies"),
+    )
     returns = random_policy.random_returns("CartPole-v1", 30)
     assert (returns[:10] == random_policy.random_returns("CartPole-v1", 10)).all()
     assert 15 < returns.mean() < 30 and np.ptp(returns) > 0

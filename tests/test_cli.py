@@ -1,9 +1,10 @@
-"""What a person types and sees: whole runs, saved models, and one sentence with status 2 for what cannot work."""
+"""What a person types and sees: whole runs, saved models, one sentence for what cannot work."""
 
 import importlib
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,118 +13,117 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tqdm import tqdm
 
-ROOT = Path(__file__).parent.parent
-GRPO = ["grpo_outcome", "grpo_process", "grpo_rtg"]
-SCRIPTS = [*GRPO, "ppo"]
+from tests.child import ROOT, SCRIPTS, TINY
+
 each_script = pytest.mark.parametrize("script", SCRIPTS)
-GROUP_OPTIONS = ["--num-groups", "1", "--group-size", "4", "--num-minibatches", "2"]
-SHORT = {script: ["--total-timesteps", "600", "--eval-episodes", "3"] for script in SCRIPTS}
-for script in SCRIPTS:
-    SHORT[script] += GROUP_OPTIONS if script != "ppo" else ["--num-steps", "16"]
-TAGS = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS", "learning_rate")} | {
-    f"losses/{name}" for name in ("policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
-}
+both_kinds = pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])  # which differ in more than Â
+CHARTS = ["episodic_return", "episodic_length", "SPS", "learning_rate"]
+LOSSES = ["policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"]
+TAGS = {f"charts/{x}" for x in CHARTS} | {f"losses/{x}" for x in LOSSES} | {"eval/episodic_return"}
 GRPO_TAGS = {"losses/kl", "group/zero_std_frac", "group/return_std"}
 PPO_TAGS = {"losses/value_loss", "losses/explained_variance"}
+EVALUATION = re.compile(r"(Greedy|Sampled) evaluation, 2 episodes: return (\S+) ± (\S+)\n")
 
 
-def logged(run_dir) -> EventAccumulator:
-    return EventAccumulator(str(run_dir)).Reload()
+def only_run() -> Path:
+    [run_dir] = Path("runs").iterdir()
+    return run_dir
 
 
 @each_script
 def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
-    status, out, err = cli(script, *SHORT[script])
+    status, out, err = cli(script, *TINY[script])
+    run_dir = only_run()
     assert status == 0, err
-    [run_dir] = Path("runs").iterdir()
     assert re.fullmatch(rf"CartPole-v1__{script}__1__\d+", run_dir.name)
-    steps = int(re.search(r"Trained (\d+) steps in [\d.]+ s \([\d,]+ steps/s\)", out)[1])
-    greedy = float(re.search(r"Greedy evaluation, 3 episodes: return (\S+) ± ", out)[1])
-    train = float(re.search(r"Training return, last 100 episodes: (\S+)", out)[1])
-    assert 0 < steps <= 600 and 8 <= train <= 500 and 8 <= greedy <= 500
-    lines = re.findall(r"^([\d,]+) steps in \d+ s: return ([\d.]+)$", err, re.M)  # for want of a terminal
-    assert 2 <= len(lines) <= 10 and all(0 < int(x) <= 600 and float(y) >= 8 for x, y in lines)
-    assert "Device: CPU, 1 thread" in out and "solved" not in out  # which three episodes cannot tell
-    events = logged(run_dir)
+    device, resume, *no_signal, steps, train, greedy, logs, watch = out.splitlines()
+    assert bool(no_signal) == (script == "grpo_process")  # for CartPole pays 1 for every step
+    assert device == "Device: CPU" and logs == "Logs:  tensorboard --logdir runs"
+    checkpoint, model = run_dir / "checkpoint.pt", run_dir / "model.pt"
+    assert resume == f"If it stops: the same command with --resume {checkpoint}"
+    assert re.fullmatch(rf"Watch: python \S*{script}.py --evaluate {model} --render", watch)
+    steps = int(re.fullmatch(r"Trained (\d+) steps in [\d.]+ s \([\d,]+ steps/s\)", steps)[1])
+    train = float(re.fullmatch(r"Training return, last 100 episodes: (\S+)", train)[1])
+    greedy = float(EVALUATION.fullmatch(greedy + "\n")[2])
+    assert 300 < steps <= 400 and 8 <= train <= 20 and 8 <= greedy <= 20
+    *_, bar, end = re.split("[\r\n]", err)  # of the progress, which is shown on no terminal, too
+    assert re.search(rf"{steps}/400 \[.*return=[\d.]+, kl=[\d.]+\]", bar) and not end
+    events = EventAccumulator(str(run_dir)).Reload()
     own = PPO_TAGS if script == "ppo" else GRPO_TAGS
-    assert set(events.Tags()["scalars"]) == TAGS | own | {"eval/episodic_return"}
-    assert events.Scalars("eval/episodic_return")[-1].value == pytest.approx(greedy, abs=0.01)
+    assert set(events.Tags()["scalars"]) == TAGS | own
+    [evaluation] = events.Scalars("eval/episodic_return")
+    assert evaluation.value == pytest.approx(greedy, abs=0.01) and evaluation.step == steps
     assert events.Scalars("losses/entropy")[-1].step == steps
-    if script != "ppo":  # whole episodes: all steps belong to one, so the logged means give the printed one
-        lengths, returns = events.Scalars("charts/episodic_length"), events.Scalars("charts/episodic_return")
-        assert 4 * sum(x.value for x in lengths) == pytest.approx(steps, rel=1e-6)
-        assert np.mean([x.value for x in returns][-25:]) == pytest.approx(train, abs=0.01)
-    assert "group_size|4" in str(events.Tensors("hyperparameters/text_summary")[0]) or script == "ppo"
+    if script != "ppo":  # all steps belong to whole episodes: the curves give the printed numbers
+        lengths, returns = (
+            [point.value for point in events.Scalars(f"charts/episodic_{what}")]
+            for what in ("length", "return")
+        )
+        assert 4 * sum(lengths) == pytest.approx(steps, rel=1e-6)
+        assert np.mean(returns) == pytest.approx(train, abs=0.01)  # of fewer than 100 episodes
+    assert "hidden_size|8" in str(events.Tensors("hyperparameters/text_summary")[0])
 
 
-@each_script
+@both_kinds
 def test_a_saved_model_plays_as_it_was_evaluated(cli, script):
-    _, out, _ = cli(script, "--env-id", "Pendulum-v1", "--norm-obs", *SHORT[script], "--total-timesteps", 3000)
-    [path] = Path("runs").glob("*/model.pt")
-    saved = torch.load(path, weights_only=True)
+    _, out, _ = cli(script, *TINY[script], "--env-id", "Pendulum-v1", "--norm-obs")
+    model = only_run() / "model.pt"
+    saved = torch.load(model, weights_only=True)
     assert saved["script"] == script and saved["args"]["env_id"] == "Pendulum-v1"
     assert saved["policy"]["obs_count"] > 0 and (saved["policy"]["obs_mean"] != 0).all()
-    evaluation = re.compile(r"Greedy evaluation, 3 episodes: return \S+ ± \S+ from \S+ to \S+")
-    status, again, _ = cli(script, "--evaluate", path, "--eval-episodes", 3)
-    assert status == 0 and evaluation.search(again)[0] == evaluation.search(out)[0]
-    assert f"Playing Pendulum-v1 with the policy in {path}, on the CPU" in again
-    others = [cli(script, "--evaluate", path, "--eval-episodes", 3, "--seed", 2)[1] for _ in range(2)]
-    assert others[0] == others[1] and evaluation.search(others[0])[0] != evaluation.search(out)[0]
-    status, sampled, _ = cli(script, "--evaluate", path, "--eval-episodes", 3, "--no-greedy")
-    assert status == 0 and evaluation.search(sampled.replace("Sampled", "Greedy"))[0] != evaluation.search(out)[0]
-    assert "Sampled evaluation" in sampled
+    play = ["--evaluate", model, "--eval-episodes", 2]
+    status, again, _ = cli(script, *play)
+    assert status == 0 and again == EVALUATION.search(out)[0]
+    other, same = (cli(script, *play, "--seed", 2)[1] for _ in range(2))
+    assert other == same != again
+    sampled, same = (cli(script, *play, "--no-greedy")[1] for _ in range(2))
+    assert sampled == same and sampled.startswith("Sampled")
+    assert EVALUATION.fullmatch(sampled)[2] != EVALUATION.fullmatch(again)[2]
 
 
-@each_script
-def test_the_same_seed_gives_the_same_weights(script):
-    module = importlib.import_module(script)
+def test_the_printed_command_plays_a_model_whose_environment_is_in_a_module(cli):
+    _, out, _ = cli("grpo_rtg", *TINY["grpo_rtg"], "--env-id", "tests.envs:FromFive-v0")
+    command = re.search(r"^Watch: python \S+grpo_rtg.py (.+)$", out, re.M)[1].split()
+    assert "--render" in command
+    status, again, err = cli("grpo_rtg", *command, "--no-render", "--eval-episodes", 2)
+    assert status == 0 and again == EVALUATION.search(out)[0], err
+
+
+def test_a_model_is_played_with_its_own_options_but_for_those_given(cli):
+    """MountainCar's untrained policies time out: after 20 steps as in training, after 30 or 200."""
+    cli("grpo_rtg", *TINY["grpo_rtg"], "--env-id", "MountainCar-v0")
+    play = ["--evaluate", only_run() / "model.pt", "--eval-episodes", 2]
+    for given, steps in (
+        ([], 20),
+        (["--max-episode-steps", 30], 30),
+        (["--max-episode-steps", 0], 200),
+    ):
+        status, out, err = cli("grpo_rtg", *play, *given)
+        assert status == 0 and f"return -{steps}.00 ± 0.00" in out, err
+
+
+@both_kinds
+def test_the_same_seed_gives_the_same_weights(cli, script):
     weights = []
     for seed in (1, 1, 2):
-        options = {"num_steps": 16} if script == "ppo" else {"group_size": 4, "num_minibatches": 2}
-        run_dir = module.train(module.Args(seed=seed, total_timesteps=600, eval_episodes=1, **options))["run_dir"]
-        weights.append(torch.load(run_dir / "model.pt", weights_only=True)["policy"])
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
-
-
-def test_a_start_does_not_wait_for_torchs_compiler():
-    """Nothing in a run, or in its resumption, imports it: that would be two fifths of the time to the first step."""
-
-    def run(*options):
-        command = [sys.executable, "-X", "importtime", ROOT / "grpo_rtg.py", *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert "Greedy evaluation" in done.stdout, done.stderr
-        imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
-        assert "torch.optim" in imported and "torch._dynamo" not in imported
-
-    run(*SHORT["grpo_rtg"])
-    [path] = Path("runs").glob("*/checkpoint.pt")
-    run("--resume", path, "--total-timesteps", "1200")
-
-
-def test_as_a_process_of_its_own():
-    """The real thing once: help and bad input, from another folder."""
-
-    def python(*args):
-        return subprocess.run([sys.executable, ROOT / "grpo_rtg.py", *args], capture_output=True, text=True)
-
-    helped = python("--help")
-    assert helped.returncode == 0
-    for option in ("--env-id", "--group-size", "--norm-std, --no-norm-std", "--baseline {group,timestep}", "--cuda"):
-        assert option in helped.stdout
-    failed = python("--group-size", "1")
-    assert failed.returncode == 2 and failed.stdout == ""
-    assert failed.stderr == "grpo_rtg.py: --group-size must be from 2 to 2,147,483,648, not 1.\n"
+        assert cli(script, *TINY[script], "--seed", seed)[0] == 0
+        policy = torch.load(only_run() / "model.pt", weights_only=True)["policy"]
+        weights.append(torch.cat([x.flatten() for x in policy.values()]))
+        only_run().rename(f"run-{len(weights)}")
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 @each_script
-def test_every_option_is_explained(script):
-    module = importlib.import_module(script)
+def test_help_explains_every_option(cli, script):
+    status, out, _ = cli(script, "--help")
+    out = " ".join(out.replace("│", " ").split())  # without the frame
     source = (ROOT / f"{script}.py").read_text()
-    for name in module.Args.__dataclass_fields__:
-        assert re.search(rf"^    {name}: .+ = .+?  # .{{10,}}$", source, re.M), name
+    assert status == 0
+    for field in fields(importlib.import_module(script).Args):
+        why = re.search(rf"^    {field.name}: .+?  # (.{{10,}})$", source, re.M)[1]
+        option = f"--{field.name.replace('_', '-')}"
+        assert option in out and why in out, option
 
 
 BAD_INPUT = {
@@ -131,297 +131,204 @@ BAD_INPUT = {
     "unknown version": (["--env-id", "CartPole-v9"], r"`v1`"),
     "malformed id": (["--env-id", "Cart Pole"], r"Malformed environment ID"),
     "unknown module": (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
-    "unsupported actions": (["--env-id", "tests.envs:UnsupportedActions-v0"], r"MultiDiscrete.*only Discrete and Box"),
-    "unsupported observations": (["--env-id", "tests.envs:UnsupportedObs-v0"], r"Graph.*cannot be flattened"),
-    "a space of one's own": (["--env-id", "tests.envs:OwnSpace-v0"], r"Cannot make \S+: NotImplementedError"),
-    "gamma": (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01"),
-    "clip": (["--clip-coef", "0"], r"--clip-coef must be"),
-    "learning rate": (["--learning-rate", "-0.1"], r"--learning-rate must be"),
-    "learning rate nan": (["--learning-rate", "nan"], r"--learning-rate must be"),
-    "no evaluation": (["--eval-episodes", "0"], r"--eval-episodes must be"),
-    "seed": (["--seed", "-1"], r"--seed must be"),
-    "video of what cannot be rendered": (
-        ["--env-id", "tests.envs:FromFive-v0", "--capture-video"],
-        r"Cannot make tests.envs:FromFive-v0: it has no render mode rgb_array",
+    "unsupported actions": (
+        ["--env-id", "tests.envs:UnsupportedActions-v0"],
+        r"actions not Discrete or a Box of floats: .*MultiDiscrete\(\[2 2\]\)\.",
     ),
-    "NaN reward": (
-        ["--env-id", "tests.envs:TurnsNaN-v0"],
-        r"failed at step 2 \(action \d\) after reset\(seed=\d+\): .*reward nan is NaN",
+    "unsupported observations": (
+        ["--env-id", "tests.envs:UnsupportedObs-v0"],
+        r"observations are not flattenable, .*Graph",
     ),
-    "NaN obs": (
-        ["--env-id", "tests.envs:TurnsNaNObs-v0"],
-        r"failed at step 2 \(action \d\) after reset\(seed=\d+\): .*observation \[nan nan\]",
-    ),
-    "no budget": (["--total-timesteps", "0"], r"--total-timesteps must be from"),
-    "nothing to render": (["--render"], r"--render needs --evaluate"),
-    "nothing to sample": (["--no-greedy"], r"--no-greedy needs --evaluate"),
-    "two modes": (["--evaluate", "a.pt", "--resume", "b.pt"], r"--evaluate excludes --resume"),
-    "too wide a network": (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
+    "too high": (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01\."),
+    "too low": (["--learning-rate", "-0.1"], r"--learning-rate must be from 0 to .*, not -0.1\."),
+    "nan": (["--learning-rate", "nan"], r"--learning-rate must be from 0 to .*, not nan\."),
+    "infinite": (["--checkpoint-interval", "inf"], r"--checkpoint-interval must be from 0 to"),
+    "none": (["--eval-episodes", "0"], r"--eval-episodes must be from 1 to"),
+    "seed": (["--seed", "-1"], r"--seed must be from 0 to"),
+    "too wide": (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
     "too many threads": (["--num-threads", "2147483648"], r"--num-threads must be from 1 to 1,024"),
-    "no model": (["--evaluate", "nowhere.pt"], r"Cannot read nowhere.pt \(No such file or directory\)"),
-    "no file to play": (["--evaluate", ""], r"--evaluate and --resume need the name of a file"),
-    "no file to resume": (["--resume", ""], r"--evaluate and --resume need the name of a file"),
-    "no such module": (
-        ["--env-id", "nowhere:Env-v0"],
-        r"nowhere.* \(modules are sought beside the script and in PYTHON",
+    "group size": (["--group-size", "1"], r"--group-size must be from 2 to .*, not 1\."),
+    "too low a budget": (["--total-timesteps", "2"], r"--total-timesteps 2 allows no iteration\."),
+    "no file to play": (
+        ["--evaluate", "nowhere.pt"],
+        r"Cannot use nowhere.pt here: .*No such file",
     ),
-    "no text number": (["--gamma", "high"], r"Error parsing --gamma"),
-}
-BAD_GRPO_INPUT = {
-    "group size": (["--group-size", "1"], r"--group-size must be from 2"),
-    "no groups": (["--num-groups", "0"], r"--num-groups must be from 1"),
-    "beta": (["--kl-coef", "-1"], r"--kl-coef must be from 0"),
-    "budget": (["--total-timesteps", "40"], r"--total-timesteps 40 allows no iteration"),
-    "minibatches": (["--num-minibatches", "5000"], r"--num-minibatches 5000 is more than the \d+ steps"),
-    "unseeded": (["--env-id", "tests.envs:IgnoresSeed-v0"], r"ignores reset\(seed=\d+\).*--no-seed-groups"),
-}
-BAD_PPO_INPUT = {
-    "budget": (["--total-timesteps", "1023"], r"--total-timesteps must be from 1,024"),
-    "minibatches": (["--num-minibatches", "1025"], r"--num-minibatches must be from 1 to 1,024"),
-    "lambda": (["--gae-lambda", "1.5"], r"--gae-lambda must be"),
-    "one step": (
-        ["--num-envs", "1", "--num-steps", "1", "--num-minibatches", "1"],
-        r"--norm-adv needs more than one step",
+    "no file to resume": (
+        ["--resume", "nowhere.pt"],
+        r"Cannot use nowhere.pt here: .*No such file",
     ),
-    "no environments": (["--num-envs", "0"], r"--num-envs must be from 1"),
+    "played out of range": (["--evaluate", "", "--gamma", "2"], r"Cannot use  here: "),
 }
-CASES = [(script, *case) for script in SCRIPTS for case in BAD_INPUT.values()]
-CASES += [(script, *case) for script in GRPO for case in BAD_GRPO_INPUT.values()]
-CASES += [("ppo", *case) for case in BAD_PPO_INPUT.values()]
+CASES = [("grpo_rtg", *case) for case in BAD_INPUT.values()]
+CASES += [(script, ["--num-minibatches", "0"], "--num-minibatches must be") for script in SCRIPTS]
+CASES += [("ppo", ["--gae-lambda", "1.5"], "--gae-lambda must be from 0 to 1, not 1.5")]
+CASES += [("ppo", ["--num-envs", "0"], "--num-envs must be from 1")]
+CASES += [("ppo", ["--total-timesteps", "1023"], "--total-timesteps 1023 allows no iteration")]
 
 
-@pytest.mark.parametrize(("script", "args", "message"), CASES, ids=lambda x: x if isinstance(x, str) else " ".join(x))
+@pytest.mark.parametrize(("script", "args", "message"), CASES, ids=str)
 def test_bad_input_gets_one_sentence_and_status_2(cli, script, args, message):
-    status, out, err = cli(script, *args)
-    assert status == 2
-    assert re.search(message, err), err
-    assert "Traceback" not in err
-    if "Error parsing" not in err:  # else tyro draws a box
-        assert err.startswith(f"{script}.py: ") and err.count("\n") == 1, err
-    if "--env-id" in args and "TurnsNaN" not in args[1] and "IgnoresSeed" not in args[1]:
-        assert out == "" and not Path("runs").exists()
+    status, _, err = cli(script, *args)
+    [sentence] = [line for line in re.split("[\r\n]+", err) if line and "steps/s" not in line]
+    assert status == 2 and re.match(rf"{script}\.py: .*{message}", sentence), err
+    assert not list(Path("runs").glob("*/model.pt"))
+    assert "allows no" in err or not Path("runs").exists()
 
 
-@each_script
-def test_a_fault_has_a_line_of_its_own_below_no_progress_bar(cli, script, monkeypatch):
-    class Shown(tqdm):  # as on a terminal
-        def __init__(self, **options):
-            super().__init__(**options | {"disable": False})
-
-    def update(*_):
-        raise FloatingPointError("The update became NaN.")
-
-    module = importlib.import_module(script)
-    monkeypatch.setattr(module, "tqdm", Shown)
-    monkeypatch.setattr(module, "update", update)
-    status, _, err = cli(script)
-    assert status == 2 and "0%|" in err
-    assert f"{script}.py: The update became NaN." in re.split("[\r\n]", err), err
+def test_an_unreadable_number_is_refused(cli):
+    status, _, err = cli("grpo_rtg", "--gamma", "high")
+    assert status == 2 and "--gamma" in err and "high" in err and "Traceback" not in err
 
 
-@each_script
-def test_a_missing_extra_names_its_pip_command(cli, script, monkeypatch):
+def test_a_missing_extra_names_its_pip_command(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "Box2D", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
     monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
-    status, _, err = cli(script, "--env-id", "LunarLander-v3")
+    status, _, err = cli("grpo_rtg", "--env-id", "LunarLander-v3")
     assert status == 2 and 'pip install "gymnasium[box2d]"' in err and err.count("\n") == 1
 
 
-@each_script
-def test_tracking_needs_wandb(cli, script, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    status, _, err = cli(script, "--track")
-    assert status == 2 and "pip install wandb" in err and not Path("runs").exists()
+def test_tracking_needs_wandb(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    status, _, err = cli("grpo_rtg", "--track")
+    assert status == 2 and "wandb" in err and err.count("\n") == 1 and not Path("runs").exists()
 
 
-@each_script
-def test_a_runs_folder_that_cannot_be_written_is_found_at_the_start(cli, script):
-    Path("runs").write_text("a file where the folder should be")
-    status, _, err = cli(script)
-    assert status == 2 and re.search(r"Cannot write runs/CartPole-v1__\w+: Not a directory\.", err)
-
-
-@each_script
-def test_files_that_are_no_models(cli, script):
-    Path("text.pt").write_text("not a model")
-    torch.save({"weights": torch.zeros(3)}, "foreign.pt")
-    torch.save(torch.zeros(3), "tensor.pt")
-    cli(script, *SHORT[script])
-    [model] = Path("runs").glob("*/model.pt")
-    Path("truncated.pt").write_bytes(model.read_bytes()[:-1000])
-    saved = torch.load(model, weights_only=True)
-    saved["args"]["hidden_size"] = 32
-    torch.save(saved, "other_size.pt")
-    for name in ("text", "foreign", "tensor", "truncated", "other_size"):
-        status, _, err = cli(script, "--evaluate", f"{name}.pt")
-        assert status == 2 and err.count("\n") == 1 and re.search(f"Cannot (read|use) {name}.pt", err)
-    other = "ppo" if script != "ppo" else "grpo_rtg"
-    status, _, err = cli(other, "--evaluate", model)
-    assert status == 2 and f"was made by {script}.py" in err
-
-
-def test_episodes_cut_short_are_not_called_solved(cli):
-    """MountainCar's threshold is -110; 50 steps of failing make a return of -50."""
-    run = [*SHORT["grpo_rtg"], "--eval-episodes", 100]
-    _, out, _ = cli("grpo_rtg", "--env-id", "MountainCar-v0", "--max-episode-steps", 50, *run)
-    assert "return -50.00" in out and "solved" not in out
-    _, out, _ = cli("grpo_rtg", *run)
-    assert "CartPole-v1 is not solved (threshold 475)" in out
+def test_what_is_tracked_has_the_run_s_name(cli, monkeypatch):
+    """From inside its folder, too."""
+    runs = []
+    wandb = SimpleNamespace(init=lambda **options: runs.append(options))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert cli("grpo_rtg", "--track", *TINY["grpo_rtg"])[0] == 0
+    run_dir = only_run().resolve()
+    monkeypatch.chdir(run_dir)
+    assert cli("grpo_rtg", "--resume", "checkpoint.pt", "--total-timesteps", 500)[0] == 0
+    assert [run["id"] for run in runs] == [run["name"] for run in runs] == [run_dir.name] * 2
+    assert [run["config"]["total_timesteps"] for run in runs] == [400, 500]
+    assert not Path("runs").exists()  # it went on in its own folder
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@each_script
-def test_cuda_without_a_gpu_warns_and_trains_on_the_cpu(cli, script):
-    status, out, err = cli(script, "--cuda", *SHORT[script])
-    assert status == 0 and "WARNING" in err and "no GPU" in err and "Device: CPU" in out
+def test_cuda_without_a_gpu_warns_and_trains_on_the_cpu(cli):
+    status, out, _ = cli("grpo_rtg", "--cuda", *TINY["grpo_rtg"])
+    assert status == 0 and "WARNING: --cuda was asked for, but there is no GPU" in out
+    assert "Device: CPU\n" in out
 
 
-@each_script
-def test_no_time_limit_is_said(cli, script):
-    _, out, _ = cli(script, "--env-id", "tests.envs:NoLimit-v0", *SHORT[script])
-    assert "is registered without a time limit: episodes are cut after 1,000 steps" in out
-    _, out, _ = cli(script, "--env-id", "tests.envs:NoLimit-v0", "--max-episode-steps", 60, *SHORT[script])
-    assert "time limit" not in out
+@pytest.mark.parametrize(("script", "times"), [("grpo_process", 1), ("grpo_rtg", 0)])
+def test_process_supervision_says_once_why_it_learns_nothing_on_cartpole(cli, script, times):
+    out = cli(script, *TINY[script])[1]
+    message = "No signal yet: all advantages are 0, for in each group every step pays the same."
+    assert out.count("No signal") == out.count(message) == times
 
 
-def test_process_supervision_says_once_why_it_learns_nothing_on_cartpole(cli):
-    _, out, err = cli("grpo_process", *SHORT["grpo_process"])
-    assert (out + err).count("No signal") == 1
-    assert "every step paid 1 and an episode's length does not count here" in out + err
-    for script in ("grpo_outcome", "grpo_rtg"):
-        _, out, err = cli(script, *SHORT[script])
-        assert "No signal" not in out + err
-        _, out, err = cli(script, *SHORT[script], "--gamma", 0)
-        assert "every step paid 1 and an episode's length does not count here" in out + err
+def test_tied_groups_say_once_that_there_is_no_signal(cli):
+    """Every member of MountainCar's groups times out with the same return."""
+    args = ["--env-id", "MountainCar-v0", "--gamma", 1.0, "--baseline", "timestep"]
+    out = cli("grpo_rtg", *TINY["grpo_rtg"], *args)[1]
+    message = "No signal yet: all advantages are 0, for in each group its members tie."
+    assert out.count("No signal") == out.count(message) == 1
+    events = EventAccumulator(str(only_run())).Reload()
+    assert [x.value for x in events.Scalars("group/zero_std_frac")] == [1.0] * 5
+    assert [x.value for x in events.Scalars("losses/grad_norm")] == [0.0] * 5
 
 
-@pytest.mark.parametrize("script", GRPO)
-def test_tied_groups_say_that_there_is_no_signal(cli, script):
-    """Every member of MountainCar's first groups times out with the same return."""
-    args = ["--env-id", "MountainCar-v0", "--max-episode-steps", 50, "--gamma", 1.0, *SHORT[script]]
-    args += ["--baseline", "timestep"] if script == "grpo_rtg" else []
-    _, out, err = cli(script, *args)
-    said = re.findall(
-        r"No signal at step [\d,]+: all advantages are 0, because the members of every group tied", out + err
-    )
-    assert len(said) == 1
-    [run_dir] = Path("runs").iterdir()
-    events = logged(run_dir)
-    assert {x.value for x in events.Scalars("group/zero_std_frac")} == {1.0}
-    assert {x.value for x in events.Scalars("losses/grad_norm")} == {0.0}
+def test_a_lack_of_signal_in_a_later_iteration_is_not_said(cli, monkeypatch):
+    module = importlib.import_module("grpo_rtg")
+    compute_advantages, calls = module.compute_advantages, []
+
+    def tied_from_the_second_on(*args):
+        calls.append(args)
+        return compute_advantages(*args) * (len(calls) == 1)
+
+    monkeypatch.setattr(module, "compute_advantages", tied_from_the_second_on)
+    out = cli("grpo_rtg", *TINY["grpo_rtg"])[1]
+    assert len(calls) > 2 and "No signal" not in out
 
 
-@pytest.mark.parametrize("script", GRPO)
-def test_nothing_earned_is_a_tie_and_no_fault_of_process_supervision(cli, script):
-    """FrozenLake pays 0 until the goal: episodes of different lengths all earn 0."""
-    _, out, err = cli(script, "--env-id", "FrozenLake-v1", "--seed", 3, *SHORT[script])
-    assert "because the members of every group tied" in out + err and "does not count" not in out + err
-
-
-@each_script
-def test_an_environment_that_cannot_be_shown_is_not_offered_to_be_watched(cli, script):
-    env_id = "docs.examples.grid_world:GridWorld-v0"  # renders text only
-    _, out, _ = cli(script, "--env-id", env_id, *SHORT[script])
-    assert "Evaluate again: python" in out and "Watch" not in out
-    [model] = Path("runs").glob("*/model.pt")
-    status, _, err = cli(script, "--evaluate", model, "--env-id", env_id, "--render")
-    assert status == 2 and f"Cannot make {env_id}: it has no render mode human" in err and err.count("\n") == 1
-
-
-@each_script
-def test_videos_are_written(cli, script, monkeypatch):
+@pytest.mark.slow
+def test_videos_of_training_and_of_a_model_are_written(cli, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    status, out, err = cli(script, "--capture-video", *SHORT[script])
-    assert status == 0 and list(Path("runs").glob("*/videos/*.mp4")), err
+    short = ["--capture-video", "--max-episode-steps", 3, "--eval-interval", 200]
+    status, _, err = cli("grpo_rtg", *TINY["grpo_rtg"], *short)
+    assert status == 0, err
+    events = EventAccumulator(str(only_run())).Reload()
+    steps = [point.step for point in events.Scalars("eval/episodic_return")]
+    assert {path.parent.name for path in only_run().glob("videos/*/*.mp4")} == set(map(str, steps))
+    assert len(steps) == 3
     [model] = Path("runs").glob("*/model.pt")
     play = ["--evaluate", model, "--capture-video", "--eval-episodes", 1]
-    assert cli(script, *play)[0] == cli(script, *play, "--no-greedy", "--seed", 2)[0] == 0
-    for folder in ("videos-model-greedy-1", "videos-model-sampled-2"):  # none overwrites another
-        assert list((model.parent / folder).glob("*.mp4"))
+    assert cli("grpo_rtg", *play)[0] == 0 and list(model.parent.glob("videos/*.mp4"))
 
 
-@each_script
-def test_every_environment_that_is_made_is_closed(cli, script, monkeypatch):
+def test_what_cannot_be_filmed_is_said_in_one_sentence_and_costs_no_model(cli):
+    args = ["--env-id", "tests.envs:FromFive-v0", "--capture-video"]
+    status, _, err = cli("grpo_rtg", *TINY["grpo_rtg"], *args)
+    assert status == 2 and "grpo_rtg.py: Cannot make tests.envs:FromFive-v0: Render mode" in err
+    assert "Traceback" not in err and (only_run() / "model.pt").exists()
+
+
+def test_render_shows_each_evaluation_in_one_window(cli, monkeypatch):
+    """In training and of a model."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    made, closed, make = [], set(), gym.make
+    modes, make = [], gym.make
+
+    def watched(*args, **kwargs):
+        modes.append(kwargs.get("render_mode"))
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(gym, "make", watched)
+    assert cli("grpo_rtg", *TINY["grpo_rtg"], "--render", "--max-episode-steps", 3)[0] == 0
+    assert modes == [None] * 4 + ["human"]
+    modes.clear()
+    play = ["--evaluate", only_run() / "model.pt", "--render", "--eval-episodes", 3]
+    status, out, _ = cli("grpo_rtg", *play)
+    assert status == 0 and "Greedy evaluation, 3 episodes" in out and modes.count("human") == 1
+
+
+@both_kinds
+def test_every_environment_that_is_stepped_is_closed(cli, script, monkeypatch):
+    stepped, closed, make = set(), set(), gym.make
 
     def watched(*args, **kwargs):
         env = make(*args, **kwargs)
-        close, number = env.close, len(made)
-        env.close = lambda: closed.add(number) or close()
-        made.append(env)
+        step, close = env.step, env.close
+        env.step = lambda action: stepped.add(env) or step(action)
+        env.close = lambda: closed.add(env) or close()
         return env
 
     monkeypatch.setattr(gym, "make", watched)
-    assert cli(script, "--capture-video", *SHORT[script])[0] == 0
-    [model] = Path("runs").glob("*/model.pt")
-    assert cli(script, "--evaluate", model, "--eval-episodes", 3)[0] == 0
-    assert len(made) > 8 and closed == set(range(len(made)))
+    assert cli(script, *TINY[script], "--eval-interval", 200)[0] == 0
+    assert len(stepped) >= 8 and stepped <= closed
 
 
-def test_render_shows_every_episode_in_one_window(cli, monkeypatch):
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    cli("grpo_rtg", *SHORT["grpo_rtg"])
-    [model] = Path("runs").glob("*/model.pt")
-    modes, make = [], gym.make
-    monkeypatch.setattr(
-        gym, "make", lambda *args, **kwargs: modes.append(kwargs.get("render_mode")) or make(*args, **kwargs)
-    )
-    for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(variable, raising=False)
-    status, out, err = cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 2)
-    assert status == 0 and "Greedy evaluation, 2 episodes" in out and modes.count("human") == 1
-    assert "WARNING: no display was found" in err or sys.platform != "linux"
-    monkeypatch.setenv("DISPLAY", ":0")
-    assert "no display" not in cli("grpo_rtg", "--evaluate", model, "--render", "--eval-episodes", 1)[2]
+@pytest.mark.slow
+def test_a_start_does_not_wait_for_torchs_compiler():
+    """Nothing in a run, or in its resumption, imports it: a start would take a second more."""
+
+    def run(*options):
+        command = [sys.executable, "-X", "importtime", ROOT / "grpo_rtg.py", *map(str, options)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "Greedy evaluation" in done.stdout, done.stderr
+        imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
+        assert "torch.optim" in imported and "torch._dynamo" not in imported
+
+    run(*TINY["grpo_rtg"])
+    run("--resume", only_run() / "checkpoint.pt", "--total-timesteps", 800)
 
 
-@each_script
-def test_a_fault_in_writing_names_the_file(cli, script, monkeypatch):
-    def train(*_):
-        raise PermissionError(13, "Permission denied", b"runs/a")  # as TensorBoard's writer has it
+@pytest.mark.slow
+def test_as_a_process_of_its_own():
+    """The real thing once: help and bad input, from another folder."""
 
-    monkeypatch.setattr(importlib.import_module(script), "train", train)
-    assert cli(script) == (2, "", f"{script}.py: Cannot write runs/a: Permission denied.\n")
+    def python(*args):
+        command = [sys.executable, ROOT / "grpo_rtg.py", *args]
+        return subprocess.run(command, capture_output=True, text=True)
 
-
-@each_script
-def test_help_that_nobody_reads_is_one_sentence(cli, script, monkeypatch):
-    def closed(*_, **__):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("builtins.print", closed)  # as in `--help | head`
-    assert cli(script, "--help") == (2, "", f"{script}.py: Cannot write the output: Broken pipe.\n")
-
-
-@each_script
-def test_videos_that_cannot_be_written_are_refused_before_training(cli, script, monkeypatch):
-    monkeypatch.setitem(sys.modules, "moviepy", None)  # as if it were not installed
-    status, out, err = cli(script, "--capture-video", *SHORT[script])
-    assert status == 2 and "moviepy" in err.lower() and err.count("\n") == 1 and out == "" and not Path("runs").exists()
-
-
-@each_script
-def test_a_model_is_played_with_its_own_options_but_for_those_given(cli, script):
-    """MountainCar's untrained policies all time out: after 20 steps as in training, after 30, or after its own 200."""
-    cli(script, "--env-id", "MountainCar-v0", "--max-episode-steps", 20, "--hidden-size", 8, *SHORT[script])
-    [model] = Path("runs").glob("*/model.pt")
-    for given, steps in ([], 20), (["--max-episode-steps", 30], 30), (["--max-episode-steps", 0], 200):
-        status, out, err = cli(script, "--evaluate", model, "--eval-episodes", 2, *given)
-        assert status == 0 and f"Greedy evaluation, 2 episodes: return -{steps}.00 ± 0.00" in out, err
-    status, _, err = cli(script, "--evaluate", model, "--env-id", "Acrobot-v1")
-    assert status == 2 and err.endswith("was trained on MountainCar-v0, not on Acrobot-v1.\n") and err.count("\n") == 1
-
-
-@each_script
-def test_what_is_tracked_has_the_run_s_name(cli, script, monkeypatch):
-    """From inside its folder, too."""
-    runs = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: runs.append(options)))
-    assert cli(script, "--track", *SHORT[script])[0] == 0
-    [run_dir] = Path("runs").resolve().iterdir()
-    monkeypatch.chdir(run_dir)
-    assert cli(script, "--resume", "checkpoint.pt", "--total-timesteps", 1200)[0] == 0
-    assert [run["id"] for run in runs] == [run["name"] for run in runs] == [run_dir.name] * 2
-    assert runs[0]["config"]["total_timesteps"] == 600 and runs[1]["config"]["total_timesteps"] == 1200
+    helped = python("--help")
+    assert helped.returncode == 0
+    for option in ("--env-id", "--norm-std, --no-norm-std", "--baseline {group,timestep}"):
+        assert option in helped.stdout
+    failed = python("--group-size", "1")
+    assert failed.returncode == 2 and failed.stdout == ""
+    assert re.fullmatch(r"grpo_rtg.py: --group-size must be from 2 to .*, not 1\.\n", failed.stderr)

@@ -22,14 +22,19 @@ MODULES = [importlib.import_module(script) for script in child.SCRIPTS]
 sys.path.append(str(DOCS))
 diff = importlib.import_module("diff")
 
-# Names that pages mention and that are not of the four scripts: TRL's, Gymnasium's, Python's, examples.
-FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps scale_rewards loss_type
-max_completion_length learning_rate frac_reward_zero_std kl entropy reset step terminated truncated Box Discrete
-MultiDiscrete MultiBinary Tuple Dict render_mode metadata max_episode_steps reward_threshold np_random random np.random
-gymnasium.Wrapper env.step env.reset gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
+# Names that pages mention and that are not of the four scripts: TRL's, Gymnasium's, Python's,
+# examples.
+FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps
+scale_rewards loss_type max_completion_length learning_rate frac_reward_zero_std kl entropy reset
+step terminated truncated Box Discrete MultiDiscrete MultiBinary Tuple Dict render_mode metadata
+max_episode_steps reward_threshold np_random random np.random gymnasium.Wrapper env.step env.reset
+gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
 steps_per_generation ref_model_mixup_alpha std mean uint8 docs tests runs
 gymnasium.wrappers.NormalizeReward"""
-OTHER_FLAGS = "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --cleanrl --cleanrl-python --help"
+OTHER_FLAGS = (
+    "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
+)
+OTHER_FLAGS += " --cleanrl --cleanrl-python --help"
 
 
 def text_of(page) -> str:
@@ -48,7 +53,9 @@ def prose(text: str) -> str:
 
 @cache
 def names() -> set[str]:
-    """Every function, class, method, field, local name and dictionary key of the four scripts and the examples."""
+    """Every function, class, method, field, local name and dictionary key of the four scripts and
+    the examples.
+    """
     words = set()
     for path in [*(ROOT / f"{script}.py" for script in child.SCRIPTS), *DOCS.glob("**/*.py")]:
         words |= set(re.findall(r"[A-Za-z_]\w*", path.read_text()))
@@ -67,10 +74,16 @@ def exists(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "performance.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "performance.md"], ids=lambda page: page.name
+)
 def test_every_function_that_a_page_names_exists(page):
-    """As a function, class or method, or at least as a word of a script or an example: a variable, a key, a tag."""
-    for name in set(re.findall(r"`([A-Za-z_][\w.]*)`", prose(text_of(page)))) - set(FOREIGN.split()):
+    """As a function, class or method, or at least as a word of a script or an example: a variable,
+    a key, a tag.
+    """
+    for name in set(re.findall(r"`([A-Za-z_][\w.]*)`", prose(text_of(page)))) - set(
+        FOREIGN.split()
+    ):
         if re.search(r"\.(py|md|pt|svg|txt|csv)$", name):
             continue
         assert exists(name) or names().issuperset(name.split(".")), name
@@ -88,8 +101,12 @@ def test_the_functions_of_paper_to_code_are_in_the_scripts():
 @each_page
 def test_every_flag_that_a_page_names_exists(page):
     flags = {name for module in MODULES for name in module.Args.__dataclass_fields__}
-    known = {f"--{name.replace('_', '-')}" for name in flags} | {f"--no-{name.replace('_', '-')}" for name in flags}
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text_of(page))) - set(OTHER_FLAGS.split()):
+    known = {f"--{name.replace('_', '-')}" for name in flags} | {
+        f"--no-{name.replace('_', '-')}" for name in flags
+    }
+    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text_of(page))) - set(
+        OTHER_FLAGS.split()
+    ):
         assert flag in known, flag
 
 
@@ -128,17 +145,25 @@ def test_the_diffs_are_current():
     assert text_of(DOCS / "diff.md") == diff.page(), "python docs/diff.py"
 
 
-CODE = [(page.name, i, code) for page in PAGES for i, code in enumerate(blocks(text_of(page), "python"))]
-CODE = [(name, i, code) for name, i, code in CODE if not code.startswith("def forward(x)")]  # a fragment
+CODE = [
+    (page.name, i, code) for page in PAGES for i, code in enumerate(blocks(text_of(page), "python"))
+]
 
 
-@pytest.mark.parametrize("code", [code for *_, code in CODE], ids=[f"{name}-{i}" for name, i, _ in CODE])
+@pytest.mark.parametrize(
+    "code", [code for *_, code in CODE], ids=[f"{name}-{i}" for name, i, _ in CODE]
+)
 def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys):
     exec(compile(code, "page", "exec"), {})
     printed = capsys.readouterr().out
     for line, said in zip(printed.split("tensor")[1:], re.findall(r"print\(.*\)  # (.*)", code)):
-        numbers = [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line.replace("float64", ""))]
-        expected = [float(x) for x in re.findall(r"-?\d+\.?\d*", re.sub(r"float64|K = 1|G = 2|T = 3", "", said))]
+        numbers = [
+            float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line.replace("float64", ""))
+        ]
+        expected = [
+            float(x)
+            for x in re.findall(r"-?\d+\.?\d*", re.sub(r"float64|K = 1|G = 2|T = 3", "", said))
+        ]
         assert numbers == pytest.approx(expected, abs=6e-4), line
     assert printed
 
@@ -158,8 +183,15 @@ def test_the_group_that_the_pages_work_by_hand(script, options, expected):
     """Whose table, for each member, has these advantages as its last column."""
     advantages = importlib.import_module(script).compute_advantages(GROUP, MASK, 1.0, **options)
     assert advantages[MASK].tolist() == pytest.approx(expected, abs=6e-4)
-    rows = re.findall(r"^\| [123] \|.*\| (-?[\d.]+(?:, -?[\d.]+)*) \|$", text_of(DOCS / f"{script}.md"), re.MULTILINE)
-    tables = [[float(x) for row in rows[i : i + 3] for x in row.split(", ")] for i in range(0, len(rows), 3)]
+    rows = re.findall(
+        r"^\| [123] \|.*\| (-?[\d.]+(?:, -?[\d.]+)*) \|$",
+        text_of(DOCS / f"{script}.md"),
+        re.MULTILINE,
+    )
+    tables = [
+        [float(x) for row in rows[i : i + 3] for x in row.split(", ")]
+        for i in range(0, len(rows), 3)
+    ]
     assert any(table == pytest.approx(expected) for table in tables)
 
 
@@ -169,10 +201,15 @@ def commands() -> list[str]:
     for page in PAGES:
         text = text_of(page)
         found += re.findall(
-            r"^    ((?:python|torchrun|pytest|pip|tensorboard) .*?)(?:  +#.*)?$", text, flags=re.MULTILINE
+            r"^    ((?:python|torchrun|pytest|pip|tensorboard) .*?)(?:  +#.*)?$",
+            text,
+            flags=re.MULTILINE,
         )
         found += re.findall(r"`((?:python|pip) [^`…]*)`", text)
-        found += [f"python {row}" for row in re.findall(r"^\| `((?:grpo_\w+|ppo)\.py[^`]*)` \|", text, re.MULTILINE)]
+        found += [
+            f"python {row}"
+            for row in re.findall(r"^\| `((?:grpo_\w+|ppo)\.py[^`]*)` \|", text, re.MULTILINE)
+        ]
     return sorted(set(found))
 
 
@@ -199,11 +236,19 @@ ELSEWHERE = {  # command: the test that runs it, or why none does
 
 def test_every_command_is_run_by_a_test():
     """Or is listed above with the reason why it is not."""
-    others = [x for x in commands() if x not in TRAINING and not any(re.match(start, x) for start in ELSEWHERE)]
+    others = [
+        x
+        for x in commands()
+        if x not in TRAINING and not any(re.match(start, x) for start in ELSEWHERE)
+    ]
     assert others == [] and len(TRAINING) > 10
 
 
-@pytest.mark.parametrize("command", TRAINING)
+IN_README = [command for command in TRAINING if command in text_of(ROOT / "README.md")]
+REST = [pytest.param(x, marks=pytest.mark.slow) for x in TRAINING if x not in IN_README]
+
+
+@pytest.mark.parametrize("command", IN_README + REST)
 def test_training_commands_run(command, tmp_path):
     """With their own flags, on a budget of one iteration or a few, of short episodes."""
     _, script, *flags = shlex.split(command)
@@ -214,8 +259,21 @@ def test_training_commands_run(command, tmp_path):
         pytest.skip(str(error))
     values = {name: int(value) for name, value in pairwise(flags) if value.isdigit()}
     episodes = values.get("--num-groups", 2) * values.get("--group-size", 32)
-    steps = values.get("--num-envs", 16) * values.get("--num-steps", 64) if script == "ppo.py" else 30 * episodes
-    budget = ["--total-timesteps", 2 * steps, "--max-episode-steps", 30, "--eval-episodes", 1, "--update-epochs", 1]
+    steps = (
+        values.get("--num-envs", 16) * values.get("--num-steps", 64)
+        if script == "ppo.py"
+        else 30 * episodes
+    )
+    budget = [
+        "--total-timesteps",
+        2 * steps,
+        "--max-episode-steps",
+        30,
+        "--eval-episodes",
+        1,
+        "--update-epochs",
+        1,
+    ]
     status = child.run(script.removesuffix(".py"), *flags, *budget, folder=tmp_path)
     assert status == 0, (tmp_path / "err.txt").read_text()
 
@@ -228,6 +286,7 @@ def written(command: list) -> list[tuple[str, str]]:
     return list(zip(before, [path.read_text() for path in paths]))
 
 
+@pytest.mark.slow
 def test_the_report_is_current():
     """Tables and figures of results.md are what report.py makes of the CSVs."""
     pytest.importorskip("scipy")
@@ -237,17 +296,42 @@ def test_the_report_is_current():
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 INTERVAL = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
-APART = {  # measured by learning.py: the grid world with few and many groups, by return-to-go and outcome supervision
+APART = {  # measured by learning.py: the grid world with few and many groups, two variants
     *("0.54 [0.20, 0.67]", "0.67 [0.63, 0.69]", "0.66 [0.24, 0.70]", "0.66 [0.63, 0.70]"),
     *("0.65 [0.41, 0.71]", "0.55 [-0.61, 0.67]", "-1.47 [-1.91, -0.56]", "-0.54 [-1.07, -0.13]"),
-    *("1922 [1330, 3321]", "335 [158, 573]", "-4 [-112, 28]"),  # HalfCheetah with the first round's settings
+    *(
+        "1922 [1330, 3321]",
+        "335 [158, 573]",
+        "-4 [-112, 28]",
+    ),  # HalfCheetah with the first round's settings
     "1141 [933, 1302]",  # Hopper likewise
-    *("239 [210, 244]", "208 [152, 232]"),  # PPO on LunarLander without entropy bonus, by learning.py
-    *("1251 [1194, 1338]", "1132 [962, 1491]"),  # PPO on HalfCheetah with RL-Zoo's settings, by learning.py
+    *(
+        "239 [210, 244]",
+        "208 [152, 232]",
+    ),  # PPO on LunarLander without entropy bonus, by learning.py
+    *(
+        "1251 [1194, 1338]",
+        "1132 [962, 1491]",
+    ),  # PPO on HalfCheetah with RL-Zoo's settings, by learning.py
     # medians and ranges with --norm-obs and without it, by learning.py
-    *("-84.2 [-90.4, -74.0]", "-80.9 [-86.0, -75.2]", "-81.1 [-90.2, -74.9]", "-77.8 [-81.4, -72.8]"),
-    *("-176.9 [-219.6, -163.0]", "-192.6 [-291.8, -163.7]", "-153.5 [-166.9, -146.2]", "-155.9 [-292.5, -145.4]"),
-    *("265.0 [146.2, 276.6]", "223.1 [70.9, 266.0]", "267.5 [159.4, 271.8]", "234.7 [110.2, 263.5]"),
+    *(
+        "-84.2 [-90.4, -74.0]",
+        "-80.9 [-86.0, -75.2]",
+        "-81.1 [-90.2, -74.9]",
+        "-77.8 [-81.4, -72.8]",
+    ),
+    *(
+        "-176.9 [-219.6, -163.0]",
+        "-192.6 [-291.8, -163.7]",
+        "-153.5 [-166.9, -146.2]",
+        "-155.9 [-292.5, -145.4]",
+    ),
+    *(
+        "265.0 [146.2, 276.6]",
+        "223.1 [70.9, 266.0]",
+        "267.5 [159.4, 271.8]",
+        "234.7 [110.2, 263.5]",
+    ),
     *("1037 [1002, 1049]", "1285 [1022, 1889]", "1024 [1013, 1034]", "1036 [1003, 1497]"),
     *("1453 [936, 2066]", "1502 [1031, 2250]"),  # and in main.csv
     *("850 [723, 934]", "1379 [1173, 1501]", "1017 [880, 1063]", "1618 [617, 1634]"),
@@ -259,14 +343,20 @@ def test_intervals_in_the_answers_are_those_of_the_tables():
     table = r"<!-- table .*?<!-- end -->"
     cells = INTERVAL.findall("".join(re.findall(table, page, re.DOTALL)))
     measured = np.array(cells, float)
-    said = [match for match in INTERVAL.finditer(re.sub(table, "", page, flags=re.DOTALL)) if match[0] not in APART]
+    said = [
+        match
+        for match in INTERVAL.finditer(re.sub(table, "", page, flags=re.DOTALL))
+        if match[0] not in APART
+    ]
     for interval in said:
-        half = [0.501 / 10 ** len(number.partition(".")[2]) for number in interval.groups()]  # of the last digit
+        digits = [len(number.partition(".")[2]) for number in interval.groups()]
+        half = [0.501 / 10**n for n in digits]  # of the last digit
         distance = np.abs(measured - np.array(interval.groups(), float))
         assert (distance <= half).all(1).any(), interval[0]
     assert len(said) > 100 and all(interval in page for interval in APART)
 
 
+@pytest.mark.slow
 def test_the_drawn_pictures_are_current():
     pytest.importorskip("matplotlib")
     pytest.importorskip("Box2D")

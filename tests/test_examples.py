@@ -48,12 +48,13 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", FLAGS)
 def test_all_scripts_solve_the_grid_world(script):
     """Within a step of the shortest path, on average over 100 starts."""
     module = importlib.import_module(script)
     env_id = "docs.examples.grid_world:GridWorld-v0"
-    summary = module.train(module.Args(env_id=env_id, save_model=False, **FLAGS[script]))
+    summary = module.train(module.Args(env_id=env_id, **FLAGS[script]))
     env, shortest = gym.make(env_id), []
     for i in range(100):
         obs, _ = env.reset(seed=10**9 + i)
@@ -63,14 +64,25 @@ def test_all_scripts_solve_the_grid_world(script):
 
 
 def test_only_the_order_of_the_judgements_matters(monkeypatch):
-    """Two judges that order episodes alike, one of them on another scale, train the same weights to the bit."""
+    """Two judges that order episodes alike, one of them on another scale, train the same weights to
+    the bit.
+    """
     weights = []
-    for judge in (preferences.prefers_short_ways, lambda _, actions, arrived: 1 / len(actions) if arrived else -1.0):
+    for judge in (
+        preferences.prefers_short_ways,
+        lambda _, actions, arrived: 1 / len(actions) if arrived else -1.0,
+    ):
         monkeypatch.setattr(preferences, "prefers_short_ways", judge)
-        options = {"num_groups": 8, "group_size": 2, "num_minibatches": 2, "total_timesteps": 4000, "eval_episodes": 1}
+        options = {
+            "num_groups": 8,
+            "group_size": 2,
+            "num_minibatches": 2,
+            "total_timesteps": 4000,
+            "eval_episodes": 1,
+        }
         env_id = "docs.examples.preferences:PreferredGridWorld-v0"
         summary = grpo_outcome.train(grpo_outcome.Args(env_id=env_id, **options))
-        weights.append(grpo_outcome.load(summary["run_dir"] / "model.pt", env_id)[2]["policy"])
+        weights.append(grpo_outcome.load(summary["run_dir"] / "model.pt", env_id)[1]["policy"])
     assert summary["steps"] > 2000
     for name, value in weights[0].items():
         assert np.array_equal(value, weights[1][name]), name
@@ -115,7 +127,9 @@ def test_the_verifier(emitted, outcome, process):
         env.prompt = (7, 5)
         steps = [env.step(arithmetic.END if token == "." else int(token)) for token in emitted]
         assert [reward for _, reward, *_ in steps] == expected
-        assert [terminated for _, _, terminated, *_ in steps] == [False] * (len(emitted) - 1) + [True]
+        assert [terminated for _, _, terminated, *_ in steps] == [False] * (len(emitted) - 1) + [
+            True
+        ]
 
 
 def test_held_out_prompts_are_never_drawn():
@@ -128,12 +142,19 @@ def test_held_out_prompts_are_never_drawn():
     assert len(held_out) > 80 and len(held_out) + len(arithmetic.SPLITS["train"]) == 400
 
 
+@pytest.mark.slow
 def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys, monkeypatch):
-    """The example itself, with two fifths of its steps: every script gains on prompts that no training has seen."""
+    """The example itself, with two fifths of its steps: every script gains on prompts that no
+    training has seen.
+    """
     monkeypatch.setattr(arithmetic, "STEPS", 40_000)
     arithmetic.main()
     table = capsys.readouterr().out.split("share of right answers")[1]
-    shares = {line.split()[0]: int(line.split("%")[0].split()[-1]) for line in table.splitlines()[1:] if "%" in line}
+    shares = {
+        line.split()[0]: int(line.split("%")[0].split()[-1])
+        for line in table.splitlines()[1:]
+        if "%" in line
+    }
     before = shares.pop("pretrained")
     assert 30 < before < 70 and all(share >= before + 8 for share in shares.values()), table
     assert list(shares) == ["grpo_outcome,", "grpo_process,", "grpo_rtg,"]

@@ -1,180 +1,180 @@
-"""Environments that break the rules end in correct training, or in one sentence that says where to look."""
+"""Environments that break the rules: what can be used is trained on; for the rest one looks there.
+
+An exception keeps its traceback and gets a note that says where; NaN is one sentence.
+"""
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-import grpo_rtg
-from tests.child import SCRIPTS
-from tests.envs import Hostile, Slow
-from tests.test_reliability import equal
+from tests.child import TINY
+from tests.child import run as run_child
+from tests.envs import Hostile
 
-each_script = pytest.mark.parametrize("script", SCRIPTS)
-SHORT = ["--total-timesteps", 600, "--eval-episodes", 3, "--update-epochs", 1, "--num-minibatches", 1]
-SHORT = {script: [*SHORT, *(["--num-envs", 8, "--num-steps", 32] if script == "ppo" else [])] for script in SCRIPTS}
-PROGRESS = re.compile(r"^[\d,]+ steps in \d+ s: return [-\d.]+$|^No signal at ")
+both_kinds = pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])  # which differ in more than Â
 HARMLESS = [what for what in Hostile.step_does if what.startswith("harmless")]
-NAN = [
-    "observation nan",
-    "observation infinite",
-    "observation of 1e25",
-    "reward nan",
-    "reward infinite",
-    "reward of 1e200",
-]
-AT_RESET = list(Hostile.reset_does)
-FAULTS = [what for what in AT_RESET + list(Hostile.step_does) if what not in HARMLESS and "sleeps" not in what]
+INFINITE = [what for what in Hostile.step_does if re.search(" nan| infinite", what)]
+INFINITE += ["reset returns infinity"]
+RAISED = ["reset raises", "step raises", "step returns four", "step returns none"]
+MALFORMED = Hostile.reset_does.keys() | Hostile.step_does.keys()
+MALFORMED = sorted(MALFORMED - {*HARMLESS, *INFINITE, *RAISED})
 
 
 def env_id(what: str) -> str:
     return f"tests.envs:{what.title().replace(' ', '')}-v0"
 
 
-@each_script
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_fault_is_one_sentence_with_environment_seed_and_step(cli, script, what):
-    status, _, err = cli(script, "--env-id", env_id(what), *SHORT[script])
-    assert status == 2 and err.count("\n") == 1, err
+@both_kinds
+@pytest.mark.parametrize("what", RAISED)
+def test_an_exception_says_where_it_was_raised(cli, script, what):
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
+        cli(script, *TINY[script], "--env-id", env_id(what))
+    assert caught.type is RuntimeError or "unpack" in str(caught.value)
+    [note] = caught.value.__notes__
+    step = "0: None" if "reset" in what else "3: [01]"  # with the action
     name = env_id(what).partition(":")[2]
-    assert re.match(rf"{script}.py: <Hostile<{name}>>.* reset\(seed=\d+\)", err), err
-    if what not in AT_RESET:
-        assert re.search(r"failed at step 2 \(action [01]\) after reset", err), err
-    if what in NAN:
-        assert re.search(rf"ValueError: {what.split()[0]} .* is NaN, infinite or too large", err), err
-    if "raises" in what:
-        assert re.search(r"RuntimeError: the simulator is gone \(\S+envs.py:\d+\)$", err), err
+    assert re.fullmatch(rf"<Hostile<{name}>>: reset\(seed=\d+\), step {step}", note), note
 
 
-@each_script
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_cannot_be_used_says_where_it_came_from(cli, what):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        cli("grpo_rtg", *TINY["grpo_rtg"], "--env-id", env_id(what))
+    [note] = caught.value.__notes__
+    step = 0 if "reset" in what else 3
+    assert re.match(rf"<Hostile<\w+-v0>>: reset\(seed=\d+\), step {step}: ", note), note
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_cannot_be_used_is_not_trained_on_by_ppo(cli, what):
+    with pytest.raises((TypeError, ValueError)):
+        cli("ppo", *TINY["ppo"], "--env-id", env_id(what))
+
+
+@both_kinds
+@pytest.mark.parametrize("what", INFINITE)
+def test_nan_and_infinity_are_one_sentence(cli, script, what):
+    status, _, err = cli(script, *TINY[script], "--env-id", env_id(what))
+    given = "numbers" if script == "ppo" else "observations or rewards"
+    sentence = rf"{script}.py: <Hostile<\w+-v0>> gives {given} that are not finite\."
+    assert status == 2 and any(re.fullmatch(sentence, x) for x in re.split("[\r\n]", err)), err
+    assert "Traceback" not in err
+
+
+@both_kinds
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_can_be_used_is_used(cli, script, what):
-    status, out, err = cli(script, "--env-id", env_id(what), *SHORT[script])
+    status, out, err = cli(script, *TINY[script], "--env-id", env_id(what))
     assert status == 0 and "return 15.00 ± 0.00" in out, err
 
 
-@each_script
-def test_a_late_fault_costs_nothing(cli, script, monkeypatch):
-    """Each instance's 30th episode fails. What was learned before is there, and goes on once that is mended."""
-    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT[script], "--total-timesteps", 10_000)
-    lines = [line for line in err.splitlines() if not PROGRESS.search(line)]
-    assert status == 2 and len(lines) == 2 and "failed at step 2" in err
+def test_as_a_process_the_note_follows_the_traceback(tmp_path):
+    command = [*TINY["grpo_rtg"], "--env-id", env_id("step raises")]
+    assert run_child("grpo_rtg", *command, folder=tmp_path) == 1
+    error = (tmp_path / "err.txt").read_text()
+    last = r"^RuntimeError: the simulator is gone\n<Hostile<\S+>>: reset\(seed=\d+\), step 3: [01]$"
+    assert error.count("Traceback") == 1 and re.search(last, error, re.M), error
+
+
+@pytest.mark.parametrize(("script", "iterations"), [("grpo_rtg", 29), ("ppo", 9)])
+def test_a_late_fault_costs_nothing(cli, script, iterations, monkeypatch):
+    """Each instance's 30th episode fails; ppo.py needs it in its 10th iteration, at step 148."""
+    command = [*TINY[script], "--env-id", "tests.envs:Late-v0", "--checkpoint-interval", 0]
+    command += ["--total-timesteps", 800]
+    with pytest.raises(RuntimeError):
+        cli(script, *command)
     [checkpoint] = Path("runs").glob("*/checkpoint.pt")
-    run = torch.load(checkpoint, weights_only=True)["run"]
-    assert run["iteration"] == (29 if script != "ppo" else 4)  # ppo: 32 steps of 8 instances each, 5 steps an episode
-    assert re.search(rf"Resume: python \S*{script}.py --resume {checkpoint} --env-id tests.envs:Late-v0\n", err)
-    monkeypatch.setattr(Hostile, "bad", False)
-    status, out, err = cli(script, "--resume", checkpoint, "--env-id", "tests.envs:Late-v0")
-    assert status == 0 and "Greedy evaluation" in out, err
-
-
-@each_script
-def test_an_environment_that_fails_only_when_evaluated_costs_no_model(cli, script, monkeypatch):
-    evaluate = Hostile.reset
-
-    def reset(self, *, seed=None, options=None):
-        if seed >= 10**9 and seed < 10**9 + 100:
-            raise RuntimeError("not this seed")
-        return evaluate(self, seed=seed)
-
-    monkeypatch.setattr(Hostile, "reset", reset)
-    monkeypatch.setattr(Hostile, "bad", False)
-    status, out, err = cli(script, "--env-id", "tests.envs:Late-v0", *SHORT[script])
-    assert status == 2 and re.search(r"failed in reset\(seed=1000000000\): RuntimeError: not this seed", err)
+    assert torch.load(checkpoint, weights_only=True)["iteration"] == iterations
+    monkeypatch.setattr(Hostile, "bad", False)  # it is mended
+    assert cli(script, *command, "--resume", checkpoint)[0] == 0
+    checkpoint.parent.rename("resumed")
+    assert cli(script, *command)[0] == 0
     [model] = Path("runs").glob("*/model.pt")
-    assert f"Model: {model}" in out
+    resumed, whole = (
+        torch.load(path, weights_only=True)["policy"] for path in ("resumed/model.pt", model)
+    )
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
 
 
-@each_script
+def test_an_environment_that_fails_only_when_evaluated_costs_no_model(cli, monkeypatch):
+    reset = Hostile.reset
+
+    def fails_when_evaluated(self, *, seed=None, options=None):
+        if 10**9 <= seed < 10**9 + 100:
+            raise RuntimeError("not this seed")
+        return reset(self, seed=seed)
+
+    monkeypatch.setattr(Hostile, "reset", fails_when_evaluated)
+    with pytest.raises(RuntimeError) as caught:
+        cli("grpo_rtg", *TINY["grpo_rtg"], "--env-id", env_id("harmless list"))
+    assert "reset(seed=1000000000)" in caught.value.__notes__[0]
+    assert list(Path("runs").glob("*/model.pt"))
+
+
+@both_kinds
+def test_an_update_that_becomes_nan_ends_the_run_with_a_checkpoint_from_before(cli, script):
+    status, _, err = cli(script, *TINY[script], "--env-id", "Pendulum-v1", "--learning-rate", 1e12)
+    assert status == 2 and f"{script}.py: The update became NaN or infinite: lower" in err
+    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
+    policy = torch.load(checkpoint, weights_only=True)["policy"]
+    assert all(value.isfinite().all() for value in policy.values())
+
+
+@both_kinds
 def test_episodes_of_one_step_are_learned(cli, script):
     """Only action 7 of three pays."""
-    args = ["--env-id", "tests.envs:OneStep-v0", "--total-timesteps", 2000, "--eval-episodes", 3]
-    status, out, err = cli(script, *args, "--learning-rate", 0.01, "--update-epochs", 4)
+    args = ["--env-id", "tests.envs:OneStep-v0", "--learning-rate", 0.02]
+    status, out, err = cli(script, *TINY[script], *args)
     assert status == 0 and "return 1.00 ± 0.00" in out, err
 
 
-@each_script
-def test_an_environment_that_never_ends_is_cut(cli, script):
-    status, out, err = cli(script, "--env-id", "tests.envs:Endless-v0", *SHORT[script], "--total-timesteps", 40_000)
-    assert status == 0 and "without a time limit: episodes are cut after 1,000 steps (--max-episode-steps)" in out
-    cut = ["--max-episode-steps", 20, "--env-id", "tests.envs:Endless-v0"]
-    assert cli(script, *cut, *SHORT[script], "--total-timesteps", 1500)[0] == 0
+def test_an_environment_that_never_ends_is_cut_after_1000_steps(cli):
+    """Or where --max-episode-steps says. One of its three actions pays 1."""
+    endless = ["--env-id", "tests.envs:Endless-v0", "--total-timesteps", 4000]
+    for given, longest in (0, 1000), (50, 50):
+        cut = ["--max-episode-steps", given]
+        status, _, err = cli("grpo_rtg", *TINY["grpo_rtg"], *endless, *cut)
+        assert status == 0, err
+        run_dir = max(Path("runs").iterdir(), key=lambda path: path.name)
+        checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+        assert checkpoint["step"] == 4000 and len(checkpoint["recent"]) == min(4000 // longest, 100)
 
 
-@pytest.mark.parametrize("scale", ["Huge", "Tiny"])
-@pytest.mark.parametrize("script", SCRIPTS[:3])
-def test_the_unit_of_the_rewards_changes_nothing(cli, script, scale):
-    """Rewards of 10^12 or 10^-12 where action 7 pays, of three: the same weights as with rewards of 1, to rounding."""
+@pytest.mark.parametrize("script", ["grpo_outcome", "grpo_process", "grpo_rtg"])
+def test_the_unit_of_the_rewards_changes_nothing(cli, script):
+    """Rewards of 10^12 or 10^-12 instead of 1: the same weights, to rounding."""
     weights = []
-    for name in ("FromFive", scale):
-        args = ["--env-id", f"tests.envs:{name}-v0", *SHORT[script], "--total-timesteps", 2000]
-        assert cli(script, *args)[0] == 0
+    for name in ("FromFive", "Huge", "Tiny"):
+        assert cli(script, *TINY[script], "--env-id", f"tests.envs:{name}-v0")[0] == 0
         [model] = Path("runs").glob(f"*{name}*/model.pt")
         weights.append(torch.load(model, weights_only=True)["policy"])
     for name, value in weights[0].items():
-        torch.testing.assert_close(value, weights[1][name], rtol=1e-3, atol=1e-5)
+        for other in weights[1:]:
+            torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["Huge", "Tiny"])
 def test_ppo_takes_any_unit_of_rewards(cli, scale):
-    """Without NaN. But its critic's targets have that unit, so it learns best where returns are of the order of 1."""
-    status, out, err = cli("ppo", "--env-id", f"tests.envs:{scale}-v0", *SHORT["ppo"], "--total-timesteps", 5000)
+    """Without NaN. But its critic's targets have that unit: it learns best where that is 1."""
+    status, out, err = cli("ppo", *TINY["ppo"], "--env-id", f"tests.envs:{scale}-v0")
     assert status == 0 and "Greedy evaluation" in out, err
 
 
-def test_a_slow_member_changes_nothing():
-    """One member in four takes 100 times longer: the same rollout."""
-    rollouts = []
-    for pause in (0, 2e-5):
-        envs = [Slow(pause) for _ in range(8)]
-        torch.manual_seed(0)
-        policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, 8)
-        rollouts.append(grpo_rtg.collect_groups(envs, policy, 2, np.random.default_rng(0)))
-    assert equal(rollouts[0]._asdict(), rollouts[1]._asdict())
-
-
-@each_script
-def test_a_fault_in_closing_costs_nothing(cli, script, monkeypatch):
-    """Environments are closed when the model is saved."""
-    monkeypatch.setattr(Hostile, "close", lambda self: 1 / 0, raising=False)
-    status, _, err = cli(script, "--env-id", "tests.envs:HarmlessList-v0", *SHORT[script])
-    *progress, line = err.splitlines()
-    assert status == 2 and all(map(PROGRESS.search, progress)) and "ZeroDivisionError" in line
-    assert list(Path("runs").glob("*/model.pt"))
-
-
-def test_ppo_goes_on_where_replaying_fails(cli, monkeypatch):
-    """The length of its episodes does not repeat, and stepping on after the end raises."""
-    step = Hostile.step
-    monkeypatch.setattr(Hostile, "bad", False)
-    assert cli("ppo", "--env-id", "tests.envs:Late-v0", *SHORT["ppo"])[0] == 0
-
-    def strict(self, action):
-        if self.taken >= self.length:
-            raise RuntimeError("step after the end")
-        return step(self, action)
-
-    def reset(self, *, seed=None, options=None):
-        self.length, self.taken = 2, 0
-        return self.observe(), {}
-
-    monkeypatch.setattr(Hostile, "step", strict)
-    monkeypatch.setattr(Hostile, "reset", reset)
-    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
-    args = ["--resume", checkpoint, "--env-id", "tests.envs:Late-v0", "--total-timesteps", 2000]
-    status, out, err = cli("ppo", *args)
-    assert status == 0 and "does not repeat itself" in out, err
+def test_groups_that_start_unequal_are_refused_unless_that_is_meant(cli):
+    args = [*TINY["grpo_rtg"], "--env-id", "tests.envs:IgnoresSeed-v0"]
+    status, _, err = cli("grpo_rtg", *args)
+    assert status == 2 and "ignores reset(seed): mend it, or --no-seed-groups." in err
+    assert cli("grpo_rtg", *args, "--no-seed-groups")[0] == 0
 
 
 def test_ppo_says_when_an_environment_does_not_repeat_itself(cli):
-    """It ignores the seed: a resumed run cannot be the one that was interrupted, and says so."""
-    assert cli("ppo", "--env-id", "tests.envs:IgnoresSeed-v0", *SHORT["ppo"])[0] == 0
-    [checkpoint] = Path("runs").glob("*/checkpoint.pt")
-    args = ["--resume", checkpoint, "--env-id", "tests.envs:IgnoresSeed-v0", "--total-timesteps", 2000]
-    status, out, err = cli("ppo", *args)
-    assert status == 0 and "tests.envs:IgnoresSeed-v0 does not repeat itself: its episodes start anew" in out, err
-    assert cli("ppo", *SHORT["ppo"])[0] == 0
-    [checkpoint] = Path("runs").glob("CartPole*/checkpoint.pt")
-    assert "repeat" not in cli("ppo", "--resume", checkpoint, "--total-timesteps", 2000)[1]
+    """It ignores the seed: a resumed run cannot be the one that was interrupted."""
+    for env_id, said in ("tests.envs:IgnoresSeed-v0", True), ("CartPole-v1", False):
+        assert cli("ppo", *TINY["ppo"], "--env-id", env_id)[0] == 0
+        [checkpoint] = Path("runs").glob(f"{env_id.replace(':', '-')}*/checkpoint.pt")
+        resume = ["--resume", checkpoint, "--env-id", env_id, "--total-timesteps", 800]
+        status, out, err = cli("ppo", *resume)
+        assert status == 0, err
+        assert (f"{env_id} does not repeat itself: its episodes start anew." in out) == said

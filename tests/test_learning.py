@@ -1,4 +1,6 @@
-"""That each script learns, and runs on the kinds of environments that Gymnasium ships. README's table has the seeds."""
+"""That each script learns, and runs on the kinds of environments that Gymnasium ships. README's
+table has the seeds.
+"""
 
 import importlib
 
@@ -7,14 +9,15 @@ import pytest
 
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 each_script = pytest.mark.parametrize("script", SCRIPTS)
+SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in ("grpo_outcome", "grpo_process")]
 
 
 def train(script, **options):
     module = importlib.import_module(script)
-    return module.train(module.Args(save_model=False, **options))
+    return module.train(module.Args(**options))
 
 
-@pytest.mark.parametrize("script", ["grpo_outcome", "grpo_rtg", "ppo"])
+@pytest.mark.parametrize("script", [SLOW[0], "grpo_rtg", "ppo"])
 def test_default_flags_solve_cartpole(script):
     summary = train(script)
     assert summary["eval_returns"].mean() >= 475 and summary["steps"] <= 200_000
@@ -29,34 +32,42 @@ def test_process_supervision_learns_nothing_on_cartpole():
 @each_script
 def test_discrete_actions_are_learned(script):
     """FromFive pays 1 of its ten steps' actions 5, 6, 7 for 7."""
-    options = {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    options = (
+        {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    )
     options |= {"update_epochs": 5, "num_minibatches": 4}
-    summary = train(script, env_id="tests.envs:FromFive-v0", total_timesteps=10_000, learning_rate=3e-3, **options)
+    summary = train(
+        script,
+        env_id="tests.envs:FromFive-v0",
+        total_timesteps=10_000,
+        learning_rate=3e-3,
+        **options,
+    )
     assert summary["eval_returns"].mean() >= 9 and summary["train_return"] > 7
 
 
-@each_script
+@pytest.mark.parametrize("script", [*SLOW, "grpo_rtg", "ppo"])
 def test_box_actions_are_learned(script):
-    """Target pays minus the squared distance of two numbers to 2, in a single step; untrained that is about -9."""
-    options = {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    """Target pays minus the squared distance of two numbers to 2, in a single step; untrained that
+    is about -9.
+    """
+    options = (
+        {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
+    )
     options |= {"update_epochs": 5, "num_minibatches": 4}
-    summary = train(script, env_id="tests.envs:Target-v0", total_timesteps=5000, learning_rate=3e-3, **options)
+    summary = train(
+        script, env_id="tests.envs:Target-v0", total_timesteps=5000, learning_rate=3e-3, **options
+    )
     assert summary["eval_returns"].mean() > -0.2 and summary["train_return"] > -2
 
 
-@each_script
+RARE = ["MountainCar-v0", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Pendulum-v1"]
+RARE = [pytest.param(x, marks=pytest.mark.slow) for x in RARE]
+
+
+@pytest.mark.parametrize("script", [*SLOW, "grpo_rtg", "ppo"])
 @pytest.mark.parametrize(
-    "env_id",
-    [
-        "Acrobot-v1",
-        "MountainCar-v0",
-        "MountainCarContinuous-v0",
-        "Pendulum-v1",
-        "FrozenLake-v1",
-        "Taxi-v4",
-        "Blackjack-v1",
-        "CliffWalking-v1",
-    ],
+    "env_id", ["Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", *RARE]
 )
 def test_runs_on(script, env_id):
     """Two iterations or more, cut short, with every option of the network on."""
@@ -65,6 +76,11 @@ def test_runs_on(script, env_id):
         if script == "ppo"
         else {"group_size": 4, "kl_coef": 0.04, "loss_agg": "trajectory"}
     )
-    options |= {"total_timesteps": 1000, "max_episode_steps": 60, "eval_episodes": 2, "ent_coef": 0.01}
+    options |= {
+        "total_timesteps": 1000,
+        "max_episode_steps": 60,
+        "eval_episodes": 2,
+        "ent_coef": 0.01,
+    }
     summary = train(script, env_id=env_id, norm_obs=True, num_minibatches=2, **options)
     assert 300 < summary["steps"] <= 1000 and np.isfinite(summary["eval_returns"]).all()

@@ -1,4 +1,4 @@
-"""The objective, its gradient and its averages. Eq. 3 against a scalar loop is in test_oracle.py."""
+"""The objective, its gradient and its averages. Eq. 3 as a scalar loop is in test_oracle.py."""
 
 import importlib
 
@@ -44,20 +44,30 @@ def test_first_pass_has_ratio_one(policy):
     """The surrogate is the weighted mean advantage, nothing is clipped, and no KL has built up."""
     batch = make_batch(policy)
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 0.04, 0.0)
-    assert loss.item() == pytest.approx(-(batch["weights"] * batch["advantages"]).mean().item(), abs=1e-6)
-    assert metrics["clipfrac"] == 0 and abs(metrics["approx_kl"]) < 1e-6 and abs(metrics["kl"]) < 1e-6
+    assert loss.item() == pytest.approx(
+        -(batch["weights"] * batch["advantages"]).mean().item(), abs=1e-6
+    )
+    assert (
+        metrics["clipfrac"] == 0 and abs(metrics["approx_kl"]) < 1e-6 and abs(metrics["kl"]) < 1e-6
+    )
 
 
 def test_first_gradient_is_the_policy_gradient(policy):
     batch = make_batch(policy)
     log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
     expected = gradient(policy, -(batch["weights"] * batch["advantages"] * log_probs).mean())
-    assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0]), expected, atol=1e-6)
+    assert torch.allclose(
+        gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0]), expected, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("advantage", "ratio", "moves"), [(1, 1.5, 0), (1, 0.5, 1), (-1, 0.5, 0), (-1, 1.5, 1)])
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "moves"), [(1, 1.5, 0), (1, 0.5, 1), (-1, 0.5, 0), (-1, 1.5, 1)]
+)
 def test_clipping_is_pessimistic(policy, advantage, ratio, moves):
-    """Beyond 1±ε there is no gradient in the direction already taken, and all of it on the way back."""
+    """Beyond 1±ε there is no gradient in the direction already taken, and all of it on the way
+    back.
+    """
     batch = make_batch(policy) | {"advantages": torch.full((64,), float(advantage))}
     batch["log_probs"] = batch["log_probs"] - np.log(ratio)
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
@@ -66,12 +76,16 @@ def test_clipping_is_pessimistic(policy, advantage, ratio, moves):
 
 
 def test_kl_pulls_towards_the_reference(policy):
-    """The published bug: on detached log-probabilities the penalty has no gradient and holds nobody."""
+    """The published bug: on detached log-probabilities the penalty has no gradient and holds
+    nobody.
+    """
     batch = make_batch(policy) | {"advantages": torch.zeros(64)}
     batch["ref_log_probs"] = batch["ref_log_probs"] + torch.linspace(-1, 1, 64)
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 1.0, 0.0)
     log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
-    slope = 1 - (batch["ref_log_probs"] - log_probs.detach()).exp()  # d KL / d log π_θ = 1 - π_ref / π_θ
+    slope = (
+        1 - (batch["ref_log_probs"] - log_probs.detach()).exp()
+    )  # d KL / d log π_θ = 1 - π_ref / π_θ
     expected = gradient(policy, (batch["weights"] * slope * log_probs).mean())
     assert expected.abs().max() > 1e-3
     assert torch.allclose(gradient(policy, loss), expected, atol=1e-6)
@@ -82,7 +96,9 @@ def test_kl_ratio_is_the_right_way_round(policy):
     """π_ref/π_θ - log(π_ref/π_θ) - 1 at π_ref = e π_θ is e - 2; the other way round it is 1/e."""
     batch = make_batch(policy) | {"weights": torch.ones(64)}
     batch["ref_log_probs"] = batch["log_probs"] + 1
-    assert grpo_rtg.grpo_loss(policy, batch, **COEFS)[1]["kl"].item() == pytest.approx(np.e - 2, rel=1e-5)
+    assert grpo_rtg.grpo_loss(policy, batch, **COEFS)[1]["kl"].item() == pytest.approx(
+        np.e - 2, rel=1e-5
+    )
 
 
 def test_kl_estimates_the_exact_divergence(policy):
@@ -90,13 +106,22 @@ def test_kl_estimates_the_exact_divergence(policy):
     reference = grpo_rtg.Policy(OBS, gym.spaces.Discrete(2), 8)
     torch.nn.init.normal_(reference.net[-1].weight)
     obs = torch.randn(5, 3).repeat_interleave(2, 0)
-    pi, ref = (torch.distributions.Categorical(logits=network(obs)) for network in (policy, reference))
+    pi, ref = (
+        torch.distributions.Categorical(logits=network(obs)) for network in (policy, reference)
+    )
     actions = torch.arange(2).repeat(5)
-    batch = {"obs": obs, "actions": actions, "log_probs": pi.log_prob(actions), "ref_log_probs": ref.log_prob(actions)}
+    batch = {
+        "obs": obs,
+        "actions": actions,
+        "log_probs": pi.log_prob(actions),
+        "ref_log_probs": ref.log_prob(actions),
+    }
     batch |= {"advantages": torch.zeros(10), "weights": 2 * pi.log_prob(actions).exp()}
     with torch.no_grad():
         kl = grpo_rtg.grpo_loss(policy, batch, **COEFS)[1]["kl"]
-    assert kl.item() == pytest.approx(torch.distributions.kl_divergence(pi, ref).mean().item(), rel=1e-4)
+    assert kl.item() == pytest.approx(
+        torch.distributions.kl_divergence(pi, ref).mean().item(), rel=1e-4
+    )
 
 
 def test_entropy_bonus_flattens_the_policy(policy):
@@ -104,7 +129,9 @@ def test_entropy_bonus_flattens_the_policy(policy):
     batch = make_batch(policy) | {"advantages": torch.zeros(64)}
     entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[1]
     expected = gradient(policy, -(batch["weights"] * entropies).mean())
-    assert torch.allclose(gradient(policy, grpo_rtg.grpo_loss(policy, batch, 0.2, 0.0, 1.0)[0]), expected, atol=1e-6)
+    assert torch.allclose(
+        gradient(policy, grpo_rtg.grpo_loss(policy, batch, 0.2, 0.0, 1.0)[0]), expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("loss_agg", ["trajectory", "step"])
@@ -120,15 +147,24 @@ def test_weights_average_as_they_say(loss_agg):
 
 
 def test_minibatches_average_to_the_whole(policy):
-    """With weights inside the mean, equal minibatches of any shuffle estimate the objective without bias."""
+    """With weights inside the mean, equal minibatches of any shuffle estimate the objective without
+    bias.
+    """
     batch = make_batch(policy)
     whole = gradient(policy, grpo_rtg.grpo_loss(policy, batch, **COEFS)[0])
     parts = torch.randperm(64).split(16)
-    losses = [grpo_rtg.grpo_loss(policy, {name: x[i] for name, x in batch.items()}, **COEFS)[0] for i in parts]
-    assert torch.allclose(torch.stack([gradient(policy, loss) for loss in losses]).mean(0), whole, atol=1e-6)
+    losses = [
+        grpo_rtg.grpo_loss(policy, {name: x[i] for name, x in batch.items()}, **COEFS)[0]
+        for i in parts
+    ]
+    assert torch.allclose(
+        torch.stack([gradient(policy, loss) for loss in losses]).mean(0), whole, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (2,))], ids=["Discrete", "Box"])
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (2,))], ids=["Discrete", "Box"]
+)
 def test_log_probs_and_entropy_are_those_of_the_outputs(space):
     torch.manual_seed(0)
     policy, obs = grpo_rtg.Policy(OBS, space, 8), torch.randn(6, 3)
@@ -139,76 +175,85 @@ def test_log_probs_and_entropy_are_those_of_the_outputs(space):
     else:
         torch.nn.init.normal_(policy.log_std)
         actions, mean, log_std = torch.randn(6, 2), policy(obs).double(), policy.log_std.double()
-        density = (-0.5 * ((actions - mean) / log_std.exp()) ** 2).exp() / (log_std.exp() * (2 * torch.pi) ** 0.5)
+        density = (-0.5 * ((actions - mean) / log_std.exp()) ** 2).exp() / (
+            log_std.exp() * (2 * torch.pi) ** 0.5
+        )
         expected = density.log().sum(1), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(6)
     for given, wanted in zip(policy.log_prob_and_entropy(obs, actions), expected):
         assert given.shape == (6,) and torch.allclose(given.double(), wanted, atol=1e-5)
 
 
 class TestUpdate:
-    args = grpo_rtg.Args(update_epochs=3, num_minibatches=4)
+    def run(self, policy, monkeypatch, size=64, loss=None, **options):
+        """Metrics of an update by plain gradient descent, and the minibatches that it saw."""
+        loss, seen = loss or grpo_rtg.grpo_loss, []
 
-    def run(self, policy, loss_fn, args, size=64):
+        def watched(policy, batch, *coefs):
+            seen.append(batch)
+            return loss(policy, batch, *coefs)
+
+        monkeypatch.setattr(grpo_rtg, "grpo_loss", watched)
+        args = grpo_rtg.Args(**{"update_epochs": 3, "num_minibatches": 4} | options)
         optimizer = torch.optim.SGD(policy.parameters(), 0.1)
-        return grpo_rtg.update(policy, optimizer, loss_fn, make_batch(policy, size), args, np.random.default_rng(0))
+        batch, rng = make_batch(policy, size), np.random.default_rng(0)
+        return grpo_rtg.update(policy, optimizer, batch, args, rng), seen
 
-    def test_every_step_is_used_once_in_each_pass(self, policy):
-        seen = []
-
-        def loss_fn(policy, batch):
-            seen.append(batch["advantages"])
-            return grpo_rtg.grpo_loss(policy, batch, **COEFS)
-
-        metrics = self.run(policy, loss_fn, self.args, size=66)
-        assert [len(x) for x in seen] == [17, 17, 16, 16] * 3
+    def test_every_step_is_used_once_in_each_pass(self, policy, monkeypatch):
+        metrics, seen = self.run(policy, monkeypatch, size=66)
+        assert [len(batch["obs"]) for batch in seen] == [17, 17, 16, 16] * 3
         everything = make_batch(policy, 66)["advantages"].sort().values
         for i in range(3):
-            assert torch.equal(torch.cat(seen[4 * i : 4 * i + 4]).sort().values, everything)
-        assert not torch.equal(seen[0], seen[4])  # shuffled anew
-        assert set(metrics) == {"policy_loss", "kl", "entropy", "approx_kl", "clipfrac", "grad_norm"}
+            of_pass = torch.cat([batch["advantages"] for batch in seen[4 * i : 4 * i + 4]])
+            assert torch.equal(of_pass.sort().values, everything)
+        assert not torch.equal(seen[0]["advantages"], seen[4]["advantages"])  # shuffled anew
+        names = {"policy_loss", "kl", "entropy", "approx_kl", "clipfrac", "grad_norm"}
+        assert set(metrics) == names
 
-    def test_target_kl_ends_the_passes(self, policy):
-        calls = []
+    def test_target_kl_ends_the_passes(self, policy, monkeypatch):
+        _, seen = self.run(policy, monkeypatch, update_epochs=9, target_kl=1e-9)
+        assert 4 <= len(seen) < 36 and len(seen) % 4 == 0
 
-        def loss_fn(policy, batch):
-            calls.append(1)
-            return grpo_rtg.grpo_loss(policy, batch, **COEFS)
-
-        self.run(policy, loss_fn, grpo_rtg.Args(update_epochs=9, num_minibatches=4, target_kl=1e-9))
-        assert 4 <= len(calls) < 36 and len(calls) % 4 == 0
-
-    def test_gradient_norm_is_clipped(self, policy):
+    def test_gradient_norm_is_clipped(self, policy, monkeypatch):
         before = torch.nn.utils.parameters_to_vector(policy.parameters())
-        args = grpo_rtg.Args(update_epochs=1, num_minibatches=1, max_grad_norm=0.001)
-        self.run(policy, lambda *a: grpo_rtg.grpo_loss(*a, **COEFS), args)
+        self.run(policy, monkeypatch, update_epochs=1, num_minibatches=1, max_grad_norm=0.001)
         moved = torch.nn.utils.parameters_to_vector(policy.parameters()) - before
         assert moved.norm().item() == pytest.approx(0.1 * 0.001, rel=1e-2)
 
-    def test_minibatches_are_never_empty(self, policy):
-        assert np.isfinite(
-            self.run(policy, lambda *a: grpo_rtg.grpo_loss(*a, **COEFS), self.args, size=3)["policy_loss"]
-        )
+    def test_minibatches_are_never_empty(self, policy, monkeypatch):
+        metrics, seen = self.run(policy, monkeypatch, size=3)
+        assert np.isfinite(metrics["policy_loss"]) and all(len(batch["obs"]) for batch in seen)
 
-    def test_a_diverged_kl_that_has_no_weight_does_no_harm(self, policy):
+    def test_a_diverged_kl_that_has_no_weight_does_no_harm(self, policy, monkeypatch):
         """π_ref/π_θ overflows where π_ref is far away; with β = 0 it is only logged."""
 
-        def loss_fn(policy, batch):
-            return grpo_rtg.grpo_loss(policy, batch | {"ref_log_probs": batch["log_probs"] + 200}, **COEFS)
+        def far(policy, batch, *coefs):
+            batch = batch | {"ref_log_probs": batch["log_probs"] + 200}
+            return loss(policy, batch, *coefs)
 
-        metrics = self.run(policy, loss_fn, self.args)
+        loss = grpo_rtg.grpo_loss
+        metrics, _ = self.run(policy, monkeypatch, loss=far)
         assert metrics["kl"] == float("inf") and np.isfinite(metrics["policy_loss"])
         assert all(x.isfinite().all() for x in policy.parameters())
 
-    def test_nan_is_not_trained_on(self, policy):
-        def loss_fn(policy, batch):
-            loss, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
-            return loss * float("nan"), metrics
 
-        with pytest.raises(FloatingPointError, match="NaN or infinite"):
-            self.run(policy, loss_fn, self.args)
+@pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])
+def test_nan_is_not_trained_on(script, monkeypatch, cli):
+    module = importlib.import_module(script)
+    name = "ppo_loss" if script == "ppo" else "grpo_loss"
+    loss = getattr(module, name)
+
+    def broken(*args):
+        value, metrics = loss(*args)
+        return value * float("nan"), metrics
+
+    monkeypatch.setattr(module, name, broken)
+    status, _, err = cli(script, "--eval-episodes", 1)
+    assert status == 2 and "The update became NaN or infinite: lower --learning-rate." in err
 
 
-@pytest.mark.parametrize("fused", [True, False])  # only the unfused steps would add to the graph of gradients
+@pytest.mark.parametrize(
+    "fused", [True, False]
+)  # only the unfused steps would add to the graph of gradients
 @pytest.mark.parametrize("script", child.SCRIPTS)
 def test_adam_is_torchs(script, fused):
     """The same steps as torch's, to the last bit, and states that each can go on from."""
@@ -216,7 +261,10 @@ def test_adam_is_torchs(script, fused):
     for first, second in (own, own), (own, torchs), (torchs, own):
         nets = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
         nets[1].load_state_dict(nets[0].state_dict())
-        optimizers = [make(net.parameters(), 0.1, eps=1e-5, fused=fused) for make, net in zip((first, torchs), nets)]
+        optimizers = [
+            make(net.parameters(), 0.1, eps=1e-5, fused=fused)
+            for make, net in zip((first, torchs), nets)
+        ]
         generator = torch.Generator().manual_seed(0)
         for i in range(6):
             if i == 3:

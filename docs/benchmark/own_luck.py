@@ -1,7 +1,9 @@
-"""LunarLander whose reset(seed) fixes the start alone, for the ablation that tells a shared start from shared luck.
+"""LunarLander whose reset(seed) fixes the start alone, for the ablation that tells a shared start
+from shared luck.
 
-In Gymnasium's, the seed fixes the ground, the first push and what the engines scatter at every step. Here the engines'
-luck is each environment's own: of a group's members, too, which start alike.
+In Gymnasium's, the seed fixes the ground, the first push and what the engines scatter at every
+step. Here the engines' luck is each environment's own: of a group's members, too, which start
+alike.
 """
 
 import itertools
@@ -18,7 +20,9 @@ class OwnLuck(LunarLander):
         super().__init__(**options)
         self.luck = np.random.default_rng(next(numbers))
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[np.ndarray, dict]:
         start = super().reset(seed=seed, options=options)
         self.np_random = self.luck
         return start

@@ -1,10 +1,11 @@
-"""Returns of a uniformly random policy on the study's environments: report.py counts its scores from their means.
+"""Returns of a uniformly random policy on the study's environments: report.py counts its scores
+from their means.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/random_policy.py
 
-Episode i starts from reset(seed=i). Prints results/random.csv as it writes it: environment, mean return of 300
-episodes, its standard error.
+Episode i starts from reset(seed=i). Prints results/random.csv as it writes it: environment, mean
+return of 300 episodes, its standard error.
 """
 
 import csv
@@ -19,7 +20,9 @@ PATH = run.RESULTS / "random.csv"
 
 
 def random_returns(env_id: str, episodes: int) -> np.ndarray:
-    """Returns [episodes] of actions drawn uniformly from the action space, whose generator has the seed 0."""
+    """Returns [episodes] of actions drawn uniformly from the action space, whose generator has the
+    seed 0.
+    """
     env, returns = gym.make(env_id), np.zeros(episodes)
     env.action_space.seed(0)
     for i in range(episodes):

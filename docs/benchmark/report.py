@@ -3,9 +3,10 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/report.py
 
-Tables replace what stands in docs/*.md between "<!-- table NAME -->" and "<!-- end -->"; figures go to docs/figures.
-Following Agarwal et al. 2021 (arXiv:2108.13264): the interquartile mean (IQM), with 95% percentile bootstrap intervals
-that resample seeds within each environment, and the probability of improvement.
+Tables replace what stands in docs/*.md between "<!-- table NAME -->" and "<!-- end -->"; figures go
+to docs/figures. Following Agarwal et al. 2021 (arXiv:2108.13264): the interquartile mean (IQM),
+with 95% percentile bootstrap intervals that resample seeds within each environment, and the
+probability of improvement.
 """
 
 import re
@@ -21,7 +22,8 @@ import studies
 from scipy.stats import bootstrap, trim_mean
 
 DOCS = Path(__file__).parents[1]
-# Okabe and Ito's colours, told apart by colour-blind people too, in the shades that show on white and on black.
+# Okabe and Ito's colours, told apart by colour-blind people too, in the shades that show on white
+# and on black.
 COLOURS = {
     "outcome": "#E69F00",
     "process": "#CC79A7",
@@ -33,7 +35,8 @@ MARKERS = dict(zip(COLOURS, "sD^ov"))
 TEXT = "#808080"  # as far from white as from black
 RESAMPLES = 2000
 ENOUGH = 5  # seeds that a result needs to be shown
-# Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1). Pendulum has none: -200.
+# Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1).
+# Pendulum has none: -200.
 RANDOM = random_policy.read()
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}
 
@@ -41,7 +44,9 @@ iqm = partial(trim_mean, proportiontocut=0.25)
 
 
 def interval(samples: list, statistic) -> tuple[float, float, float]:
-    """A statistic of some samples (one for each environment) and its 95% interval, each sample resampled by itself."""
+    """A statistic of some samples (one for each environment) and its 95% interval, each sample
+    resampled by itself.
+    """
     value = float(statistic(*samples))
     if all(np.ptp(sample) == 0 for sample in samples):
         return value, value, value
@@ -58,26 +63,37 @@ def curve_interval(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def pooled_iqm(*samples) -> float:
-    """IQM of all samples together; one with fewer seeds is repeated, so that each environment counts alike."""
+    """IQM of all samples together; one with fewer seeds is repeated, so that each environment
+    counts alike.
+    """
     size = np.lcm.reduce([len(sample) for sample in samples])
-    return float(iqm(np.concatenate([np.repeat(sample, size // len(sample)) for sample in samples])))
+    return float(
+        iqm(np.concatenate([np.repeat(sample, size // len(sample)) for sample in samples]))
+    )
 
 
 def improvement(*samples) -> float:
-    """Probability that a run of the first half's environments is better than one of the second half's, ties half."""
+    """Probability that a run of the first half's environments is better than one of the second
+    half's, ties half.
+    """
     ours, theirs = samples[: len(samples) // 2], samples[len(samples) // 2 :]
     chances = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ours, theirs)]
     return float(np.mean(chances))
 
 
 def load(study: str) -> dict[str, dict[str, list]]:
-    """Rows of each run: {environment: {variant: [rows, ...]}}, in the order of studies.py, of what has been run."""
+    """Rows of each run: {environment: {variant: [rows, ...]}}, in the order of studies.py, of what
+    has been run.
+    """
     runs, table = run.read(run.RESULTS / f"{study}.csv"), {}
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
         if job.key in runs and runs[job.key][-1]["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
-    if study == "main":  # an environment is shown once all variants have seeds enough for an interval
-        counts = {env: [len(variants.get(name, [])) for name in studies.VARIANTS] for env, variants in table.items()}
+    if study == "main":  # shown once all variants have seeds enough for an interval
+        counts = {
+            env: [len(variants.get(name, [])) for name in studies.VARIANTS]
+            for env, variants in table.items()
+        }
         table = {env: variants for env, variants in table.items() if min(counts[env]) >= ENOUGH}
     return table
 
@@ -97,7 +113,7 @@ def cell(env: str, values: np.ndarray) -> str:
 
 
 def setting_of(env: str, variant: str, setting: str, command: str) -> str:
-    """A setting's name; for "another discount" the shape it belongs to and what is other about it."""
+    """A setting's name; for "another discount" its shape, and what is other about it."""
     if setting != "another discount":
         return setting
     flag, symbol = ("--gae-lambda", "λ") if variant == "PPO" else ("--gamma", "γ")
@@ -107,20 +123,31 @@ def setting_of(env: str, variant: str, setting: str, command: str) -> str:
 
 
 def ranked(table) -> dict[tuple[str, str], list]:
-    """The settings tried for each environment and variant, best first: (runs, mean return, setting, command of one)."""
+    """The settings tried for each environment and variant, best first: (runs, mean return, setting,
+    command of one).
+    """
     tried = {}
     for env, variants in table.items():
         for name, runs in variants.items():
             variant, setting = name.split(": ", 1)
-            value, command = float(np.mean([final(runs, "greedy"), final(runs, "sampled")])), runs[0][-1]["command"]
+            value, command = (
+                float(np.mean([final(runs, "greedy"), final(runs, "sampled")])),
+                runs[0][-1]["command"],
+            )
             found = len(runs), value, setting_of(env, variant, setting, command), command
             tried.setdefault((env, variant), []).append(found)
     # what got more seeds won a round before; of equals the first in the list
-    return {key: sorted(settings, key=lambda each: each[:2], reverse=True) for key, settings in tried.items()}
+    return {
+        key: sorted(settings, key=lambda each: each[:2], reverse=True)
+        for key, settings in tried.items()
+    }
 
 
 def tuning_table(table) -> str:
-    lines = ["| environment | variant | best setting | its mean | the others, best first |", "|-|-|-|-|-|"]
+    lines = [
+        "| environment | variant | best setting | its mean | the others, best first |",
+        "|-|-|-|-|-|",
+    ]
     for (env, variant), [(_, best, chosen, _), *others] in ranked(table).items():
         rest = ", ".join(f"{value:.4g} ({setting})" for _, value, setting, _ in others)
         lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
@@ -128,14 +155,19 @@ def tuning_table(table) -> str:
 
 
 def main_table(table) -> str:
-    head = "| environment, steps | variant | greedy | sampled | training, last 100 | seeds | minutes a run |"
+    head = "| environment, steps | variant | greedy | sampled | training, last 100 | seeds "
+    head += "| minutes a run |"
     lines = [head, "|-|-|-|-|-|-|-|"]
     for env, variants in table.items():
         for variant, runs in variants.items():
-            cells = [cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")]
+            cells = [
+                cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")
+            ]
             minutes = f"{np.median(final(runs, 'seconds')) / 60:.1f}"
             steps = f"{studies.STEPS[env]:,}"
-            lines.append(f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} | {minutes} |")
+            lines.append(
+                f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} | {minutes} |"
+            )
     return "\n".join(lines)
 
 
@@ -152,10 +184,15 @@ def script_table(table, names: list[str]) -> str:
 
 
 def summary_rows(table) -> dict[str, dict[str, tuple]]:
-    """For each variant: IQM of the scores of all environments, and the probability of improvement over PPO."""
+    """For each variant: IQM of the scores of all environments, and the probability of improvement
+    over PPO.
+    """
     rows = {}
     for variant in studies.VARIANTS if table else ():
-        scores = {name: [score(env, final(table[env][name], "greedy")) for env in table] for name in {variant, "PPO"}}
+        scores = {
+            name: [score(env, final(table[env][name], "greedy")) for env in table]
+            for name in {variant, "PPO"}
+        }
         rows[variant] = {"score": interval(scores[variant], pooled_iqm)}
         if variant != "PPO":
             rows[variant]["improvement"] = interval(scores[variant] + scores["PPO"], improvement)
@@ -165,19 +202,26 @@ def summary_rows(table) -> dict[str, dict[str, tuple]]:
 def summary_table(table) -> str:
     lines = ["| variant | IQM of scores, greedy | probability of improvement over PPO |", "|-|-|-|"]
     for variant, row in summary_rows(table).items():
-        cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) if key in row else "–" for key in ("score", "improvement")]
+        cells = [
+            "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) if key in row else "–"
+            for key in ("score", "improvement")
+        ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def improvement_table(table) -> str:
-    """Probability of improvement over PPO on each environment by itself, by greedy and by training return."""
+    """Probability of improvement over PPO on each environment by itself, by greedy and by training
+    return.
+    """
     others = [name for name in studies.VARIANTS if name != "PPO"]
     lines = [f"| environment | {' | '.join(f'{name}: greedy | training' for name in others)} |"]
     lines.append("|-|" + "-|-|" * len(others))
     for env, runs in table.items():
         pairs = [
-            [final(runs[name], by) for name in (each, "PPO")] for each in others for by in ("greedy", "train_return")
+            [final(runs[name], by) for name in (each, "PPO")]
+            for each in others
+            for by in ("greedy", "train_return")
         ]
         lines.append(f"| {env} | {' | '.join(f'{improvement(*pair):.2f}' for pair in pairs)} |")
     return "\n".join(lines)
@@ -185,7 +229,9 @@ def improvement_table(table) -> str:
 
 def command_table(_) -> str:
     lines = ["| environment | variant | command |", "|-|-|-|"]
-    jobs = {(job.env, job.variant): job for job in (run.Job(*job) for job in studies.STUDIES["main"]())}
+    jobs = {
+        (job.env, job.variant): job for job in (run.Job(*job) for job in studies.STUDIES["main"]())
+    }
     for (env, variant), job in jobs.items():
         command = job.command.removesuffix(f" --seed {job.seed}")
         lines.append(f"| {env} | {variant} | `python {command}` |")
@@ -209,7 +255,10 @@ def ablation_table(table) -> str:
     """A row for each setting: greedy and training returns of each variant."""
     names = ["outcome", "return-to-go", "return-to-go, timestep"]
     heads = [f"{name}: greedy | training" for name in names]
-    lines = [f"| environment, steps, seeds | setting | {' | '.join(heads)} |", "|-|-|" + "-|-|" * len(names)]
+    lines = [
+        f"| environment, steps, seeds | setting | {' | '.join(heads)} |",
+        "|-|-|" + "-|-|" * len(names),
+    ]
     for env, settings in ablation_runs(table).items():
         for setting, runs in settings.items():
             cells = [
@@ -219,7 +268,10 @@ def ablation_table(table) -> str:
             ]
             fewest, most = min(map(len, runs.values())), max(map(len, runs.values()))
             seeds = fewest if fewest == most else f"{fewest} to {most}"
-            lines.append(f"| {env}, {studies.ABLATION_STEPS[env]:,}, {seeds} | {setting} | {' | '.join(cells)} |")
+            lines.append(
+                f"| {env}, {studies.ABLATION_STEPS[env]:,}, {seeds} | {setting} | "
+                + f"{' | '.join(cells)} |"
+            )
     return "\n".join(lines)
 
 
@@ -230,7 +282,9 @@ def style(axes) -> None:
 
 
 def spread(positions: np.ndarray, distance: float, top: float) -> np.ndarray:
-    """Positions moved so that neighbours are a distance apart and none is above the top: labels that do not overlap."""
+    """Positions moved so that neighbours are a distance apart and none is above the top: labels
+    that do not overlap.
+    """
     order, moved = np.argsort(positions), np.sort(positions).astype(float)
     for _ in range(200):
         for i in range(len(moved) - 1):
@@ -245,8 +299,12 @@ def spread(positions: np.ndarray, distance: float, top: float) -> np.ndarray:
 
 
 def draw_curves(table, column: str, name: str, title: str) -> None:
-    """A panel for each environment: IQM over seeds against steps, the interval as a band, labels at the lines' ends."""
-    figure, panels = plt.subplots(-(-len(table) // 2), 2, figsize=(11, 2.9 * -(-len(table) // 2)), squeeze=False)
+    """A panel for each environment: IQM over seeds against steps, the interval as a band, labels at
+    the lines' ends.
+    """
+    figure, panels = plt.subplots(
+        -(-len(table) // 2), 2, figsize=(11, 2.9 * -(-len(table) // 2)), squeeze=False
+    )
     for axes in panels.flat[len(table) :]:
         axes.remove()
     for axes, (env, variants) in zip(panels.flat, table.items()):
@@ -257,7 +315,9 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
             shown = ~np.isnan(seen).any(0)
             middle, low, high = curve_interval(seen[:, shown])
             axes.plot(steps[shown], middle, color=COLOURS[variant], linewidth=1.8)
-            axes.fill_between(steps[shown], low, high, color=COLOURS[variant], alpha=0.2, linewidth=0)
+            axes.fill_between(
+                steps[shown], low, high, color=COLOURS[variant], alpha=0.2, linewidth=0
+            )
             ends[variant] = middle[-1]
         if env in THRESHOLD:
             axes.axhline(THRESHOLD[env], color=TEXT, linewidth=0.8, linestyle=":")
@@ -275,11 +335,18 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
                 color=COLOURS[variant],
                 va="center",
                 fontsize=9,
-                arrowprops={"arrowstyle": "-", "color": COLOURS[variant], "linewidth": 0.6, "shrinkB": 0},
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": COLOURS[variant],
+                    "linewidth": 0.6,
+                    "shrinkB": 0,
+                },
             )
         seeds = len(next(iter(variants.values())))
         axes.set_title(f"{env}, {seeds} seeds", loc="left", fontsize=10)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k")
+        axes.xaxis.set_major_formatter(
+            lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"
+        )
         style(axes)
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel(title, fontsize=10)
@@ -288,9 +355,13 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
 
 
 def draw_summary(table) -> None:
-    """Scores of each variant on each environment and on all; beside them the probability of improvement over PPO."""
+    """Scores of each variant on each environment and on all; beside them the probability of
+    improvement over PPO.
+    """
     rows, summary = list(table), summary_rows(table)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 0.75 * len(rows) + 2), width_ratios=(3, 1.4))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 0.75 * len(rows) + 2), width_ratios=(3, 1.4)
+    )
     offsets = dict(zip(COLOURS, np.linspace(-0.3, 0.3, len(COLOURS))))
     for y, env in enumerate([*rows, "all"]):
         for variant, offset in offsets.items():
@@ -298,7 +369,13 @@ def draw_summary(table) -> None:
                 point = summary[variant]["score"]
             else:
                 point = interval([score(env, final(table[env][variant], "greedy"))], iqm)
-            left.plot(point[1:], [y + offset] * 2, color=COLOURS[variant], linewidth=2, solid_capstyle="round")
+            left.plot(
+                point[1:],
+                [y + offset] * 2,
+                color=COLOURS[variant],
+                linewidth=2,
+                solid_capstyle="round",
+            )
             left.plot(point[0], y + offset, MARKERS[variant], color=COLOURS[variant], markersize=6)
     left.set_yticks(range(len(rows) + 1), [*rows, "all (IQM)"])
     left.axhline(len(rows) - 0.5, color=TEXT, linewidth=0.8)
@@ -309,11 +386,18 @@ def draw_summary(table) -> None:
     for y, variant in enumerate(offsets):
         point = summary.get(variant, {}).get("improvement")
         if point:
-            right.plot(point[1:], [y, y], color=COLOURS[variant], linewidth=2, solid_capstyle="round")
+            right.plot(
+                point[1:], [y, y], color=COLOURS[variant], linewidth=2, solid_capstyle="round"
+            )
             right.plot(point[0], y, MARKERS[variant], color=COLOURS[variant], markersize=7)
             right.annotate(variant, (0.02, y - 0.28), color=COLOURS[variant], fontsize=10)
     right.axvline(0.5, color=TEXT, linewidth=0.8, linestyle=":")
-    right.set(xlim=(0, 1), ylim=(len(offsets) - 1.5, -0.6), yticks=[], xlabel="probability of being better than PPO")
+    right.set(
+        xlim=(0, 1),
+        ylim=(len(offsets) - 1.5, -0.6),
+        yticks=[],
+        xlabel="probability of being better than PPO",
+    )
     for axes in (left, right):
         style(axes)
     handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=v)[0] for v in offsets]
@@ -332,13 +416,19 @@ def draw_summary(table) -> None:
 
 
 def draw_ablations(table) -> None:
-    """Training return with each single change to the tuned flags, a panel for each environment with all the changes."""
+    """Training return with each single change to the tuned flags, a panel for each environment with
+    all the changes.
+    """
     settings = list(studies.SEEDED | studies.OWN_LUCK | studies.ABLATIONS)
     table = {env: runs for env, runs in ablation_runs(table).items() if settings[-1] in runs}
     if not table:
         return
-    figure, panels = plt.subplots(1, len(table), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False)
-    variants = [variant for variant in COLOURS if any(variant in runs["tuned"] for runs in table.values())]
+    figure, panels = plt.subplots(
+        1, len(table), figsize=(11, 0.34 * len(settings) + 1), sharey=True, squeeze=False
+    )
+    variants = [
+        variant for variant in COLOURS if any(variant in runs["tuned"] for runs in table.values())
+    ]
     offsets = dict(zip(variants, np.linspace(-0.22, 0.22, len(variants))))
     for axes, (env, by_setting) in zip(panels.flat, table.items()):
         points = {
@@ -347,16 +437,28 @@ def draw_ablations(table) -> None:
             for variant, runs in by_variant.items()
         }
         lower, upper = np.quantile([value for value, *_ in points.values()], (0.25, 0.75))
-        lost = lower - 4 * (upper - lower)  # what is below would press the rest together: a number at the edge
+        lost = lower - 4 * (
+            upper - lower
+        )  # what is below would press the rest together: a number at the edge
         for (setting, variant), (value, low, high) in points.items():
             place, colour = settings.index(setting) + offsets[variant], COLOURS[variant]
             if setting == "tuned":
                 axes.axvline(value, color=colour, linewidth=0.8, linestyle=":")
             if value < lost:
                 at = axes.get_yaxis_transform()
-                axes.text(0.01, place, f"◄ {value:.0f}", color=colour, transform=at, va="center", fontsize=9)
+                axes.text(
+                    0.01,
+                    place,
+                    f"◄ {value:.0f}",
+                    color=colour,
+                    transform=at,
+                    va="center",
+                    fontsize=9,
+                )
                 continue
-            axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round")
+            axes.plot(
+                [low, high], [place, place], color=colour, linewidth=2, solid_capstyle="round"
+            )
             axes.plot(value, place, MARKERS[variant], color=colour, markersize=5)
         for y in range(1, len(settings), 2):
             axes.axhspan(y - 0.5, y + 0.5, color=TEXT, alpha=0.08, linewidth=0)
@@ -366,8 +468,13 @@ def draw_ablations(table) -> None:
     panels.flat[0].set(yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
     panels.flat[0].set_yticklabels(settings)
     figure.supxlabel("mean return of the last 100 training episodes", fontsize=10)
-    handles = [plt.Line2D([], [], color=COLOURS[v], marker=MARKERS[v], linestyle="", label=v) for v in variants]
-    figure.legend(handles=handles, ncols=len(handles), loc="upper right", frameon=False, labelcolor=TEXT)
+    handles = [
+        plt.Line2D([], [], color=COLOURS[v], marker=MARKERS[v], linestyle="", label=v)
+        for v in variants
+    ]
+    figure.legend(
+        handles=handles, ncols=len(handles), loc="upper right", frameon=False, labelcolor=TEXT
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     save(figure, "ablations")
 
@@ -381,14 +488,23 @@ def save(figure, name: str) -> None:
 
 
 def use_style() -> None:
-    """Text and axes in a grey that shows on white and on black, and files that are the same each time."""
+    """Text and axes in a grey that shows on white and on black, and files that are the same each
+    time.
+    """
     coloured = "text.color axes.labelcolor axes.edgecolor axes.titlecolor xtick.color ytick.color"
-    plt.rcParams |= dict.fromkeys(coloured.split(), TEXT) | {"svg.hashsalt": "grpo", "font.size": 10}
+    plt.rcParams |= dict.fromkeys(coloured.split(), TEXT) | {
+        "svg.hashsalt": "grpo",
+        "font.size": 10,
+    }
 
 
 def main() -> None:
     use_style()
-    tables = {"tuning": (tuning_table, "tuning"), "main": (main_table, "main"), "summary": (summary_table, "main")}
+    tables = {
+        "tuning": (tuning_table, "tuning"),
+        "main": (main_table, "main"),
+        "summary": (summary_table, "main"),
+    }
     tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
     tables |= {"ablations": (ablation_table, "ablations")}
     for script in set(studies.VARIANTS.values()):

@@ -1,18 +1,20 @@
 """Run a study of studies.py: every setting with every seed, and one CSV of what came out.
 
-    python docs/benchmark/run.py main                            # all of it, as many runs at once as there are cores
-    python docs/benchmark/run.py main --only "Acrobot.* outcome" # the runs whose environment and variant match this
-    python docs/benchmark/run.py main --list                     # what has been run and what has not
-    python docs/benchmark/run.py main --replay 20                # run 20 rows again: do they come out as they did?
+    python docs/benchmark/run.py main                            # all, a run on each core
+    python docs/benchmark/run.py main --only "Acrobot.* outcome" # whose name this matches
+    python docs/benchmark/run.py main --list                     # what has been run and what not
+    python docs/benchmark/run.py main --replay 20                # do 20 runs end as they did?
 
-Each run is a process of its own with one thread, started as a user starts it. It can be stopped at any time and started
-again: a run that is in the CSV with the same command is not repeated, one whose flags have changed since is.
+Each run is a process of its own with one thread, started as a user starts it. It can be stopped at
+any time and started again: a run that is in the CSV with the same command is not repeated, one
+whose flags have changed since is.
 
-The CSV, docs/benchmark/results/STUDY.csv, has for each run (environment, variant, seed) the learning curve, a row for
-each 25th of the budget: step, train_return (mean over the iterations since the row before of the mean return of the
-episodes that ended in each) and eval_return (mean of 10 greedy episodes). The run's last row has at the step where it
-ended: train_return (mean of the last 100 training episodes), greedy and sampled (mean of 100 episodes each after
-training, from the same starts), seconds of training, the command, the commit of this repository and the versions of
+The CSV, docs/benchmark/results/STUDY.csv, has for each run (environment, variant, seed) the
+learning curve, a row for each 25th of the budget: step, train_return (mean over the iterations
+since the row before of the mean return of the episodes that ended in each) and eval_return (mean of
+10 greedy episodes). The run's last row has at the step where it ended: train_return (mean of the
+last 100 training episodes), greedy and sampled (mean of 100 episodes each after training, from the
+same starts), seconds of training, the command, the commit of this repository and the versions of
 what computed it.
 """
 
@@ -34,7 +36,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for this process and all it starts
+# for this process and all it starts
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from tqdm import tqdm
 
@@ -47,7 +50,9 @@ POINTS = 25  # of a learning curve
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a script and its flags on an environment, with a seed; curve asks for evaluations during training."""
+    """One run: a script and its flags on an environment, with a seed; curve asks for evaluations
+    during training.
+    """
 
     env: str
     variant: str
@@ -59,12 +64,14 @@ class Job:
 
     @property
     def command(self) -> str:
-        command = f"{self.script} --env-id {self.env} --total-timesteps {self.steps} {self.flags} --seed {self.seed}"
+        command = f"{self.script} --env-id {self.env} --total-timesteps {self.steps}"
+        command += f" {self.flags} --seed {self.seed}"
         return " ".join(command.split())
 
     @property
     def env_id(self) -> str:
-        return re.findall(r"--env-id (\S+)", self.command)[-1]  # that of the flags overrides the job's
+        ids = re.findall(r"--env-id (\S+)", self.command)
+        return ids[-1]  # that of the flags overrides the job's
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -72,7 +79,9 @@ class Job:
 
 
 def execute(job: Job) -> list[dict]:
-    """Train in a process of its own, then evaluate what it saved: the rows of the CSV. RuntimeError if it fails."""
+    """Train in a process of its own, then evaluate what it saved: the rows of the CSV. RuntimeError
+    if it fails.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     width = job.steps // POINTS
@@ -81,12 +90,16 @@ def execute(job: Job) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{job.command} ended with status {done.returncode}: {done.stderr[-1000:]}")
+            raise RuntimeError(
+                f"{job.command} ended with status {done.returncode}: {done.stderr[-1000:]}"
+            )
         [run_dir] = Path(folder, "runs").iterdir()
         try:
             greedy, sampled = evaluate(job.script, job.env_id, str(run_dir / "model.pt"))
-        except Exception as error:  # the scripts' own errors cannot be unpickled by the process that waits for this
-            raise RuntimeError(f"{job.command} trained, but could not be evaluated: {error}") from error
+        except Exception as error:  # a script's own error cannot be unpickled
+            raise RuntimeError(
+                f"{job.command} trained, but could not be evaluated: {error}"
+            ) from error
         events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
         logged = set(events.Tags()["scalars"])
         train, evaluations = (
@@ -99,7 +112,9 @@ def execute(job: Job) -> list[dict]:
         seen = {}
         for name, curve in (("train_return", train), ("eval_return", evaluations)):
             past = [(at, value) for at, value in curve if at <= step]
-            values = [value for at, value in past if at > step - width] or [value for _, value in past[-1:]]
+            values = [value for at, value in past if at > step - width] or [
+                value for _, value in past[-1:]
+            ]
             seen |= {name: f"{mean(values):.6g}"} if values else {}
         rows.append(base | {"step": step} | seen)
     steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()
@@ -107,7 +122,12 @@ def execute(job: Job) -> list[dict]:
     versions = [f"{name} {version(name)}" for name in ("torch", "gymnasium", "numpy")]
     rows.append(
         base
-        | {"step": int(steps.replace(",", "")), "train_return": last, "greedy": greedy, "sampled": sampled}
+        | {
+            "step": int(steps.replace(",", "")),
+            "train_return": last,
+            "greedy": greedy,
+            "sampled": sampled,
+        }
         | {"seconds": seconds, "command": job.command, "commit": commit()}
         | {"versions": ", ".join([f"Python {platform.python_version()}", *versions])}
     )
@@ -142,12 +162,16 @@ def commit() -> str:
     """The commit that is checked out, with a + if a script differs from it."""
     git = ["git", "-C", str(ROOT)]
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "*.py"]).returncode
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     return head + "+" * bool(changed)
 
 
 def read(path: Path) -> dict[tuple, list[dict]]:
-    """The rows of each whole run in a CSV; a run whose last row is missing was being written when the power failed."""
+    """The rows of each whole run in a CSV; a run whose last row is missing was being written when
+    the power failed.
+    """
     runs = {}
     if path.exists():
         with open(path, newline="") as file:
@@ -167,60 +191,104 @@ def write(path: Path, runs: dict[tuple, list[dict]]) -> None:
     path.with_suffix(".part").replace(path)
 
 
-def replay(jobs: list[Job], runs: dict, count: int, seed: int, seconds: float, processes: int) -> bool:
-    """Run randomly chosen runs of a CSV again, none that took longer than seconds; whether all agree.
+def replay(jobs: list[Job], runs: dict, args: argparse.Namespace) -> bool:
+    """Run randomly chosen runs of a CSV again; whether all agree.
 
     A run agrees if it ends with the same steps and the same training return, to the last digit.
-    What else is in its rows (learning curve, evaluations) is compared, too, and said.
+    What else is in its rows (learning curve, evaluations) is compared, too, and said. Another
+    processor rounds sums otherwise: a run that does not agree with the CSV may still agree with
+    that of the checkout in args.against on this machine.
     """
-    short = [job for job in jobs if job.key in runs and float(runs[job.key][-1]["seconds"]) <= seconds]
-    current = [job for job in short if runs[job.key][-1]["command"] == job.command]
-    chosen = random.Random(seed).sample(current, min(count, len(current)))
-    apart = {"seconds", "commit", "versions"}
-    agreed = curves = 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    current = [job for job in jobs if runs.get(job.key, [{}])[-1].get("command") == job.command]
+    short = [job for job in current if float(runs[job.key][-1]["seconds"]) <= args.seconds]
+    chosen = random.Random(args.seed).sample(short, min(args.replay, len(short)))
+    ends = {"as in the CSV": 0}
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(execute, job): job for job in chosen}
         for future in as_completed(futures):
-            job, new = futures[future], future.result()
-            old = [{name: row[name] for name in COLUMNS if name not in apart} for row in runs[job.key]]
-            new = [{name: str(row.get(name, "")) for name in COLUMNS if name not in apart} for row in new]
-            same = [old[-1][name] == new[-1][name] for name in ("step", "train_return")]
-            agreed, curves = agreed + all(same), curves + (old == new)
-            ends = " / ".join(f"{rows[-1]['step']} steps, {rows[-1]['train_return']}" for rows in (old, new))
-            verdict = "agrees" if all(same) else f"DIFFERS: {ends}"
-            rest = "" if old == new else ", its curve or evaluations differ"
-            print(f"{' '.join(job.key)}: {verdict}{rest}", flush=True)
-    print(f"{agreed} of {len(chosen)} end as in the CSV, {curves} with the same curve and evaluations")
-    return agreed == len(chosen)
+            job, rows = futures[future], [compared(row) for row in future.result()]
+            old = [compared(row) for row in runs[job.key]]
+            end = (
+                "as in the CSV, but not its curve or evaluations"
+                if rows != old
+                else "as in the CSV"
+            )
+            if end_of(rows) != end_of(old):
+                end = f"otherwise: {end_of(rows)} instead of {end_of(old)}"
+                if args.against and end_of(rows) == pool.submit(ended, job, args.against).result():
+                    end = f"as with {args.against}, not as in the CSV"
+            print(f"{' '.join(job.key)}: {end}", flush=True)
+            ends[end.partition(":")[0]] = ends.get(end.partition(":")[0], 0) + 1
+    print(f"Of {len(chosen)} runs end", ", ".join(f"{n} {end}" for end, n in ends.items()))
+    return "otherwise" not in ends
+
+
+def compared(row: dict) -> dict[str, str]:
+    """A row of a CSV, less what differs from run to run."""
+    names = [name for name in COLUMNS if name not in ("seconds", "commit", "versions")]
+    return {name: str(row.get(name, "")) for name in names}
+
+
+def end_of(rows: list[dict]) -> tuple[str, str]:
+    """Steps and training return of a run."""
+    return rows[-1]["step"], rows[-1]["train_return"]
+
+
+def ended(job: Job, checkout: Path) -> tuple[str, str]:
+    """Steps and training return that the script of another checkout prints."""
+    command = [sys.executable, Path(checkout).resolve() / job.script, *job.command.split()[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--eval-episodes", "1"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    steps = re.search(r"Trained ([\d,]+) steps", done.stdout)[1].replace(",", "")
+    return steps, re.search(r"Training return, last 100 episodes: (\S+)", done.stdout)[1]
 
 
 def main() -> None:
     import studies
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=studies.STUDIES)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side (default: one per core)")
-    parser.add_argument("--only", default="", help="regular expression that 'environment variant seed' must match")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="runs side by side (default: one per core)"
+    )
+    parser.add_argument(
+        "--only", default="", help="regular expression that 'environment variant seed' must match"
+    )
     parser.add_argument("--list", action="store_true", help="say what has been run, run nothing")
-    parser.add_argument("--replay", type=int, metavar="N", help="run N randomly chosen rows again and compare")
+    parser.add_argument(
+        "--replay", type=int, metavar="N", help="run N of the rows again and compare"
+    )
     parser.add_argument("--seed", type=int, default=1, help="with --replay: chooses the rows")
-    parser.add_argument("--seconds", type=float, default=120, help="with --replay: of no longer runs than this")
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="with --replay: of short runs only"
+    )
+    parser.add_argument("--against", help="with --replay: another checkout, for rows that differ")
     args = parser.parse_args()
     path = RESULTS / f"{args.study}.csv"
     runs, jobs = read(path), [Job(*job) for job in studies.STUDIES[args.study]()]
-    missing = [job for job in jobs if job.key not in runs or runs[job.key][-1]["command"] != job.command]
+    missing = [
+        job for job in jobs if job.key not in runs or runs[job.key][-1]["command"] != job.command
+    ]
     todo = [job for job in missing if re.search(args.only, " ".join(job.key))]
-    print(f"{args.study}: {len(jobs) - len(missing)} of {len(jobs)} runs are in {path.relative_to(ROOT)}")
+    print(
+        f"{args.study}: {len(jobs) - len(missing)} of {len(jobs)} runs are in "
+        + str(path.relative_to(ROOT))
+    )
     if args.list:
         print("\n".join(f"missing: {' '.join(job.key)}" for job in todo))
         return
     if args.replay:
-        of = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-        sys.exit(not replay(of, runs, args.replay, args.seed, args.seconds, args.jobs))
+        chosen = [job for job in jobs if re.search(args.only, " ".join(job.key))]
+        sys.exit(not replay(chosen, runs, args))
     failed = []
     with (
         ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool,
-        tqdm(total=sum(job.steps for job in todo), unit=" steps", unit_scale=True, smoothing=0.1) as bar,
+        tqdm(
+            total=sum(job.steps for job in todo), unit=" steps", unit_scale=True, smoothing=0.1
+        ) as bar,
     ):
         futures = {pool.submit(execute, job): job for job in todo}
         for future in as_completed(futures):
@@ -232,8 +300,14 @@ def main() -> None:
                 failed.append(str(error))
                 bar.write(failed[-1])
                 continue
-            bar.write("{env} {variant} {seed}: greedy {greedy}, sampled {sampled}, {seconds} s".format(**rows[-1]))
-            runs = read(path) | {job.key: rows}  # read again: another part of the study may be running beside this one
+            bar.write(
+                "{env} {variant} {seed}: greedy {greedy}, sampled {sampled}, {seconds} s".format(
+                    **rows[-1]
+                )
+            )
+            runs = read(path) | {
+                job.key: rows
+            }  # read again: another part of the study may be running beside this one
             write(path, runs)
     if failed:
         sys.exit(f"{len(failed)} of {len(todo)} runs failed.")

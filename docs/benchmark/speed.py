@@ -1,4 +1,5 @@
-"""How fast the scripts are: beside Stable-Baselines3's PPO and CleanRL's, and as groups and networks grow.
+"""How fast the scripts are: beside Stable-Baselines3's PPO and CleanRL's, and as groups and
+networks grow.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py compare --seeds 1-5
@@ -10,26 +11,28 @@
     python docs/benchmark/speed.py own
     python docs/benchmark/speed.py gpu
 
-Every run is a process of its own with one thread. Runs take turns, one seed of each after the other, and the
-environment's own rate (gym.make, random actions, one core) is measured before and after each: a run's share is of the
-mean of those two, so that a machine that slows down slows both. Figures are medians over seeds, in brackets the range.
+Every run is a process of its own with one thread. Runs take turns, one seed of each after the
+other, and the environment's own rate (gym.make, random actions, one core) is measured before and
+after each: a run's share is of the mean of those two, so that a machine that slows down slows both.
+Figures are medians over seeds, in brackets the range.
 
-compare: CartPole-v1. Steps and seconds to 475 are those after which the mean return of the last 20 training episodes is
-475, counted from the first step; GRPO's episodes come in groups, and count when their group is complete. This project's
-runs go to the end of their budget, the others only until they reach 475, for some take minutes. CleanRL's interpreter
-must have Gymnasium 0.29: with 1.x its ppo.py trains but prints no returns.
+compare: CartPole-v1. Steps and seconds to 475 are those after which the mean return of the last 20
+training episodes is 475, counted from the first step; GRPO's episodes come in groups, and count
+when their group is complete. This project's runs go to the end of their budget, the others only
+until they reach 475, for some take minutes. CleanRL's interpreter must have Gymnasium 0.29: with
+1.x its ppo.py trains but prints no returns.
 
-parts: where the time of grpo_rtg.py goes on CartPole-v1, in microseconds per environment step; timers stand around the
-functions that are named.
+parts: where the time of grpo_rtg.py goes on CartPole-v1, in microseconds per environment step;
+timers stand around the functions that are named.
 
-grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short episodes (about 22
-steps); gpu has each run with and without --cuda, in turns.
+grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short
+episodes (about 22 steps); gpu has each run with and without --cuda, in turns.
 
-processes: grpo_rtg.py with one process and with two, in turns; but for CartPole with that learning rate, so that both
-play episodes of the same length.
+processes: grpo_rtg.py with one process and with two, in turns; but for CartPole with that learning
+rate, so that both play episodes of the same length.
 
-own: what the environment's own rate would be if each random action were drawn at its step, as examples do, and not
-beforehand, as everywhere else here.
+own: what the environment's own rate would be if each random action were drawn at its step, as
+examples do, and not beforehand, as everywhere else here.
 """
 
 import argparse
@@ -56,22 +59,31 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
 GOAL, WINDOW = 475, 20
 PARTS = {  # of an iteration of grpo_rtg.py
-    "steps": "rollout: `step_envs`, the environments' steps and the checks of what they give",
-    "resets": "rollout: `step_envs`, resets with a seed",
+    "steps": "rollout: the environments' steps and resets, lists, the flat batch",
     "sampling": "rollout: the sampler, an observation to an action",
-    "play": "rollout: lists, who is alive, the flat batch",
     "log_probs": "`log_probs`, π_old of all steps",
     "loss": "update: forward passes and `grpo_loss`",
     "backward": "update: backward passes",
     "adam": "update: shuffles, the clipped gradient, Adam",
     "rest": "advantages, logs, checkpoints, progress",
 }
-TOTALS = {"total": "the whole run", "dropped": "of it the last rollout, which exceeds the budget and is dropped"}
-ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20}  # and see run_sb3
+TOTALS = {
+    "total": "the whole run",
+    "dropped": "of it the last rollout, which exceeds the budget and is dropped",
+}
+ZOO = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "n_epochs": 20,
+}  # and see run_sb3
 
 
 class Meter:
-    """What a run tells as it goes: the steps and episodes so far, and the time spent in rollouts and in updates."""
+    """What a run tells as it goes: the steps and episodes so far, and the time spent in rollouts
+    and in updates.
+    """
 
     def __init__(self, spawned: float):
         self.spawned, self.first, self.start_up = spawned, None, None
@@ -88,22 +100,39 @@ class Meter:
         self.steps = steps
         for value in returns:
             self.recent.append(value)
-            if self.reached[0] is None and len(self.recent) == WINDOW and sum(self.recent) >= GOAL * WINDOW:
+            if (
+                self.reached[0] is None
+                and len(self.recent) == WINDOW
+                and sum(self.recent) >= GOAL * WINDOW
+            ):
                 self.reached = steps, time.perf_counter() - self.first
 
     def result(self) -> dict:
         seconds = time.perf_counter() - self.first
         shares = {phase: spent / seconds for phase, spent in self.seconds.items()}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        reached = {"steps": self.steps, "goal_steps": self.reached[0], "goal_seconds": self.reached[1]}
-        return {"rate": self.steps / seconds, "start_up": self.start_up, "peak": peak, **shares, **reached}
+        reached = {
+            "steps": self.steps,
+            "goal_steps": self.reached[0],
+            "goal_seconds": self.reached[1],
+        }
+        return {
+            "rate": self.steps / seconds,
+            "start_up": self.start_up,
+            "peak": peak,
+            **shares,
+            **reached,
+        }
 
 
 def run_script(name: str, flags: list[str], spawned: float) -> dict:
-    """One of this project's scripts; its rollouts and updates are timed from outside, once an iteration."""
+    """One of this project's scripts; rollouts and updates are timed from outside, once an
+    iteration.
+    """
     module, meter = importlib.import_module(name), Meter(spawned)
     rollout = "collect_steps" if name == "ppo" else "collect_groups"
-    play, update, finish, result = getattr(module, rollout), module.update, module.finish_run, {}
+    play, update, finish = getattr(module, rollout), module.update, module.Run.finish
+    played, result = [], {}
 
     def timed(phase, function, *args):
         start = time.perf_counter()
@@ -113,69 +142,72 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
 
     def watched_rollout(*args):
         meter.start()
+        start = time.perf_counter()
         value = timed("rollout", play, *args)
         if name == "ppo":
-            meter.add([episode[0] for episode in value[0].episodes], meter.steps + value[0].rewards.numel())
-        elif value is not None:
-            meter.add(value.rewards.sum(1).tolist(), meter.steps + len(value.obs))
+            played[:] = [episode[0] for episode in value.episodes], value.rewards.numel()
+        else:
+            played[:] = value.rewards.sum(-1).flatten().tolist(), len(value.obs)
+        result["dropped"] = time.perf_counter() - start  # if no update follows
         return value
 
-    def watched_finish(*args):
+    def watched_update(*args):
+        returns, steps = played
+        meter.add(returns, meter.steps + steps)
+        result["dropped"] = 0.0
+        return timed("update", update, *args)
+
+    def watched_finish(*args):  # without the evaluation that follows
         result.update(meter.result(), gpu_peak=module.torch.cuda.max_memory_allocated() / 2**20)
         return finish(*args)
 
     setattr(module, rollout, watched_rollout)
-    module.update, module.finish_run = lambda *args: timed("update", update, *args), watched_finish
+    module.update, module.Run.finish = watched_update, watched_finish
     import tyro
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        module.train(tyro.cli(module.Args, args=[*flags, "--no-save-model", "--eval-episodes", "1"]))
+        module.train(tyro.cli(module.Args, args=[*flags, "--eval-episodes", "1"]))
     return result
 
 
 def run_parts(name: str, flags: list[str], spawned: float) -> dict:
-    """One of the GRPO scripts, with the microseconds per environment step that the parts of an iteration take."""
-    module, seconds = importlib.import_module(name), dict.fromkeys([*PARTS, "dropped"], 0.0)
+    """One of the GRPO scripts, with the microseconds per environment step that an iteration's parts
+    take.
+    """
+    module, seconds = importlib.import_module(name), dict.fromkeys(PARTS, 0.0)
 
-    def timed(function, part=None):
+    def timed(function, part):
         def call(*args):
             start = time.perf_counter()
             value = function(*args)
-            reset = function is step_envs and args[2][0] is None
-            seconds[part or ("resets" if reset else "steps")] += time.perf_counter() - start
+            seconds[part] += time.perf_counter() - start
             return value
 
         return call
 
-    def collect_groups(*args):
-        start = time.perf_counter()
-        episodes = play(*args)
-        seconds["dropped"] += time.perf_counter() - start if episodes is None else 0
-        return episodes
-
-    def finish_run(*args):
+    def finish(run):
         spent.update(seconds)  # without the evaluation that follows
-        return finish(*args)
+        return finish_run(run)
 
-    spent, play, finish = {}, module.collect_groups, module.finish_run
-    module.collect_groups, module.finish_run = collect_groups, finish_run
-    step_envs, sampler, loss, tensor = module.step_envs, module.Policy.sampler, module.grpo_loss, module.torch.Tensor
-    module.step_envs = timed(step_envs)
+    spent, finish_run, module.Run.finish = {}, module.Run.finish, finish
+    sampler, tensor = module.Policy.sampler, module.torch.Tensor
     module.Policy.sampler = lambda *args: timed(sampler(*args), "sampling")
     module.Policy.log_probs = timed(module.Policy.log_probs, "log_probs")
-    module.grpo_loss = lambda *args, **coefs: timed(lambda: loss(*args, **coefs), "loss")()
+    module.grpo_loss = timed(module.grpo_loss, "loss")
     tensor.backward = timed(tensor.backward, "backward")
     result = run_script(name, flags, spawned)
     total = 1e6 / result["rate"]
     spent = {part: 1e6 * value / result["steps"] for part, value in spent.items()}
-    spent["play"] = total * result["rollout"] - spent["steps"] - spent["resets"] - spent["sampling"]
+    spent["steps"] = total * result["rollout"] - spent["sampling"]
     spent["adam"] = total * result["update"] - spent["loss"] - spent["backward"]
     spent["rest"] = total * (1 - result["rollout"] - result["update"]) - spent["log_probs"]
-    return result | spent | {"total": total}
+    return result | spent | {"total": total, "dropped": 1e6 * result["dropped"] / result["steps"]}
 
 
 def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
-    """Stable-Baselines3's PPO, with its defaults or RL-Zoo's settings for CartPole-v1, for 100,000 steps."""
+    """Stable-Baselines3's PPO, with its defaults or RL-Zoo's settings for CartPole-v1, for 100,000
+    steps.
+    """
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -197,23 +229,33 @@ def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
             self.last = time.perf_counter()
 
         def _on_step(self):
-            meter.add([info["episode"]["r"] for info in self.locals["infos"] if "episode" in info], self.num_timesteps)
+            meter.add(
+                [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info],
+                self.num_timesteps,
+            )
             return meter.reached[0] is None  # else it ends
 
     options = {}
     if settings == "zoo":
-        options = ZOO | {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
+        options = ZOO | {
+            "learning_rate": lambda left: left * 1e-3,
+            "clip_range": lambda left: left * 0.2,
+        }
     env = make_vec_env("CartPole-v1", n_envs=8 if settings == "zoo" else 1, seed=seed)
     PPO("MlpPolicy", env, seed=seed, device="cpu", **options).learn(100_000, callback=Watch())
     return meter.result()
 
 
 def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) -> dict:
-    """CleanRL's ppo.py with its default flags (500,000 steps), from what it prints; phases cannot be told apart."""
+    """CleanRL's ppo.py with its default flags (500,000 steps), from what it prints; phases cannot
+    be told apart.
+    """
     command = [python, str(Path(checkout, "cleanrl", "ppo.py").resolve()), *flags, "--no-cuda"]
     meter = Meter(spawned)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options) as process:
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options
+    ) as process:
         for line in process.stdout:
             meter.start()  # late by one episode
             if found := re.search(r"global_step=(\d+), episodic_return=\[?([\d.]+)", line):
@@ -222,13 +264,17 @@ def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) ->
                     process.terminate()
                     break
     if not meter.steps or (process.returncode and not meter.reached[0]):
-        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}, or printed no return.")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with status {process.returncode}, or printed no return."
+        )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return meter.result() | {"peak": peak, "rollout": None, "update": None}
 
 
 def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
-    """Steps per second of the environment alone, resets included, with random actions, drawn at each step or before."""
+    """Steps per second of the environment alone, resets included, with random actions, drawn at
+    each step or before.
+    """
     import gymnasium as gym
 
     env = gym.make(env_id)
@@ -245,14 +291,18 @@ def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
 
 
 def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
-    """One run in a process of its own, in a folder of its own, between two measurements of the environment alone."""
+    """One run in a process of its own, in a folder of its own, between two measurements of the
+    environment alone.
+    """
     before = own_rate(env_id)
     job = json.dumps({"what": what, "flags": flags, "spawned": time.time()})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE), "one", job]
         env = os.environ | ONE_THREAD
         if "--cuda" not in flags:
-            env["CUDA_VISIBLE_DEVICES"] = ""  # SB3 would use a GPU unasked, and torch's optimizers would start it
+            env["CUDA_VISIBLE_DEVICES"] = (
+                ""  # SB3 would use a GPU unasked, and torch's optimizers would start it
+            )
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
@@ -266,7 +316,9 @@ def one(job: dict) -> None:
     kind, *rest = job["what"]
     if kind == "alone":
         return print(own_rate(*rest, 3.0))
-    runner = {"script": run_script, "parts": run_parts, "sb3": run_sb3, "cleanrl": run_cleanrl}[kind]
+    runner = {"script": run_script, "parts": run_parts, "sb3": run_sb3, "cleanrl": run_cleanrl}[
+        kind
+    ]
     print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
 
 
@@ -283,7 +335,9 @@ def split(results: list[dict]) -> str:
     """Shares of rollout, update and the rest in the time of a run."""
     if results[0]["rollout"] is None:
         return "–"
-    rollout, update = (100 * median(result[phase] for result in results) for phase in ("rollout", "update"))
+    rollout, update = (
+        100 * median(result[phase] for result in results) for phase in ("rollout", "update")
+    )
     return f"{rollout:.0f} / {update:.0f} / {100 - rollout - update:.0f}%"
 
 
@@ -300,12 +354,23 @@ def compare(args) -> None:
             print(f"seed {seed}: {name} {results[name][-1]}", file=sys.stderr)
     own = [result for rows in results.values() for result in rows]
     print(f"CartPole-v1 alone: {cell(own, 'own')} steps/s\n")
-    print("| | steps/s, whole run | % of the environment's own | rollout / update / rest | start-up, s | peak MiB "
-          "| steps to 475 | seconds to 475 | seeds that reach it |\n|-|-|-|-|-|-|-|-|-|")  # fmt: skip
+    print("| | steps/s, whole run | % of the environment's own | rollout / update / rest "
+          "| start-up, s | peak MiB | steps to 475 | seconds to 475 | seeds that reach it |\n"
+          "|-|-|-|-|-|-|-|-|-|")  # fmt: skip
     for name, rows in results.items():
         reached = sum(row["goal_steps"] is not None for row in rows)
-        cells = [cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "start_up", 1), cell(rows, "peak")]
-        cells += [cell(rows, "goal_steps"), cell(rows, "goal_seconds", 2), f"{reached} of {len(rows)}"]
+        cells = [
+            cell(rows, "rate"),
+            cell(rows, "share"),
+            split(rows),
+            cell(rows, "start_up", 1),
+            cell(rows, "peak"),
+        ]
+        cells += [
+            cell(rows, "goal_steps"),
+            cell(rows, "goal_seconds", 2),
+            f"{reached} of {len(rows)}",
+        ]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
@@ -313,12 +378,16 @@ def parts(args) -> None:
     first, last = map(int, args.seeds.split("-"))
     rows = [run(["parts", "grpo_rtg"], ["--seed", str(seed)]) for seed in range(first, last + 1)]
     print("| part | µs per step |\n|-|-|")
-    print(f"| CartPole-v1 alone | {cell([{'alone': 1e6 / row['own']} for row in rows], 'alone', 2)} |")
+    print(
+        f"| CartPole-v1 alone | {cell([{'alone': 1e6 / row['own']} for row in rows], 'alone', 2)} |"
+    )
     for part, what in (PARTS | TOTALS).items():
         print(f"| {what} | {cell(rows, part, 2)} |")
 
 
-def rows_of(settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats: int = 3) -> dict[str, list[dict]]:
+def rows_of(
+    settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats: int = 3
+) -> dict[str, list[dict]]:
     """Runs of grpo_rtg.py with each of these flags, taking turns."""
     results = {name: [] for name in settings}
     for seed in range(1, repeats + 1):
@@ -330,20 +399,45 @@ def rows_of(settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats
 def short_episodes(width: int, groups: int, size: int) -> list[str]:
     """Flags of a run that learns nothing, of some iterations at least."""
     steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
-    flags = {"--hidden-size": width, "--num-groups": groups, "--group-size": size, "--total-timesteps": steps}
-    return [*(str(x) for flag in flags.items() for x in flag), "--learning-rate", "1e-9", "--no-anneal-lr"]
+    flags = {
+        "--hidden-size": width,
+        "--num-groups": groups,
+        "--group-size": size,
+        "--total-timesteps": steps,
+    }
+    return [
+        *(str(x) for flag in flags.items() for x in flag),
+        "--learning-rate",
+        "1e-9",
+        "--no-anneal-lr",
+    ]
 
 
 def grow(args) -> None:
     settings = {}
     for width in (64, 1024):
-        for groups, size in [(1, 2), (1, 8), (1, 32), (1, 128), (1, 512), (4, 16), (16, 16), (64, 16)]:
+        for groups, size in [
+            (1, 2),
+            (1, 8),
+            (1, 32),
+            (1, 128),
+            (1, 512),
+            (4, 16),
+            (16, 16),
+            (64, 16),
+        ]:
             if width == 64 or groups == 1:
                 settings[f"{width} | {groups} | {size}"] = short_episodes(width, groups, size)
-    print("| width | groups | group size | steps/s | % of the environment's own | rollout / update / rest | peak MiB |")
+    print(
+        "| width | groups | group size | steps/s | % of the environment's own "
+        "| rollout / update / rest | peak MiB |"
+    )
     print("|-|-|-|-|-|-|-|")
     for name, rows in rows_of(settings).items():
-        print(f"| {name} | {cell(rows, 'rate')} | {cell(rows, 'share')} | {split(rows)} | {cell(rows, 'peak')} |")
+        print(
+            f"| {name} | {cell(rows, 'rate')} | {cell(rows, 'share')} | {split(rows)} "
+            f"| {cell(rows, 'peak')} |"
+        )
 
 
 def gpu(args) -> None:
@@ -359,75 +453,139 @@ def gpu(args) -> None:
                 settings[width, groups, device] = [*short_episodes(width, groups, 16), device]
     results = rows_of(settings)
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
-    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | --cuda: rollout / update / rest "
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio "
+          "| --cuda: rollout / update / rest "
           "| peak MiB on the GPU |\n|-|-|-|-|-|-|-|")  # fmt: skip
     for (width, groups, device), rows in results.items():
         if device == "--cuda":
             on_cpu = results[width, groups, "--no-cuda"]
             ratios = [{"ratio": row["rate"] / cpu["rate"]} for row, cpu in zip(rows, on_cpu)]
-            cells = [cell(on_cpu, "rate"), cell(rows, "rate"), cell(ratios, "ratio", 2), split(rows)]
+            cells = [
+                cell(on_cpu, "rate"),
+                cell(rows, "rate"),
+                cell(ratios, "ratio", 2),
+                split(rows),
+            ]
             print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
 
 
 def environments(args) -> None:
-    print("| environment | its own steps/s | steps/s | % | rollout / update / rest | peak MiB |\n|-|-|-|-|-|-|")
+    print(
+        "| environment | its own steps/s | steps/s | % | rollout / update / rest | peak MiB |\n"
+        "|-|-|-|-|-|-|"
+    )
     for env_id in ENVIRONMENTS:
         [rows] = rows_of({"": ["--env-id", env_id]}, env_id).values()
-        cells = [cell(rows, "own"), cell(rows, "rate"), cell(rows, "share"), split(rows), cell(rows, "peak")]
+        cells = [
+            cell(rows, "own"),
+            cell(rows, "rate"),
+            cell(rows, "share"),
+            split(rows),
+            cell(rows, "peak"),
+        ]
         print(f"| {env_id} | {' | '.join(cells)} |")
 
 
 def alone(env_id: str, count: int) -> float:
-    """The environment's own rate, summed over this many processes at once: what the cores give without this project."""
-    command = [sys.executable, str(HERE), "one", json.dumps({"what": ["alone", env_id], "flags": [], "spawned": 0})]
-    options = {"env": os.environ | ONE_THREAD, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    """The environment's own rate, summed over this many processes at once: what the cores give
+    without this project.
+    """
+    command = [
+        sys.executable,
+        str(HERE),
+        "one",
+        json.dumps({"what": ["alone", env_id], "flags": [], "spawned": 0}),
+    ]
+    options = {
+        "env": os.environ | ONE_THREAD,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
     started = [subprocess.Popen(command, **options) for _ in range(count)]
     return sum(float(process.communicate()[0].splitlines()[-1]) for process in started)
 
 
 def processes(args) -> None:
     """Whole runs, alternating; the rate is the one that the script prints."""
-    print("| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio | the environment alone, 2 at once |")
+    print(
+        "| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio "
+        "| the environment alone, 2 at once |"
+    )
     print("|-|-|-|-|-|")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
     for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "HalfCheetah-v5"):
-        flags = ["--env-id", env_id, "--num-groups", "2", "--group-size", "16", "--total-timesteps", "100000"]
+        flags = [
+            "--env-id",
+            env_id,
+            "--num-groups",
+            "2",
+            "--group-size",
+            "16",
+            "--total-timesteps",
+            "100000",
+        ]
         if env_id != "CartPole-v1":  # which would stay at episodes of 22 steps
             flags += ["--learning-rate", "1e-9"]
         rates, bounds = {1: [], 2: []}, []
         for seed in ("1", "2", "3"):
             for count, rows in rates.items():
-                script = [str(ROOT / "grpo_rtg.py"), *flags, "--no-save-model", "--eval-episodes", "1", "--seed", seed]
+                script = [str(ROOT / "grpo_rtg.py"), *flags, "--eval-episodes", "1", "--seed", seed]
                 with tempfile.TemporaryDirectory() as folder:
                     command = [sys.executable, *(launch if count == 2 else []), *script]
                     done = subprocess.run(command, cwd=folder, **options)
-                rows.append({"rate": float(re.search(r"\(([\d,]+) steps/s\)", done.stdout)[1].replace(",", ""))})
+                rows.append(
+                    {
+                        "rate": float(
+                            re.search(r"\(([\d,]+) steps/s\)", done.stdout)[1].replace(",", "")
+                        )
+                    }
+                )
             bounds.append({"ratio": alone(env_id, 2) / alone(env_id, 1)})
         ratio = median(row["rate"] for row in rates[2]) / median(row["rate"] for row in rates[1])
-        cells = [cell(rates[1], "rate"), cell(rates[2], "rate"), f"{ratio:.2f}", cell(bounds, "ratio", 2)]
+        cells = [
+            cell(rates[1], "rate"),
+            cell(rates[2], "rate"),
+            f"{ratio:.2f}",
+            cell(bounds, "ratio", 2),
+        ]
         print(f"| `{' '.join(flags)}` | {' | '.join(cells)} |")
 
 
 def own(args) -> None:
-    print("| environment | actions drawn beforehand, steps/s | drawn at each step, steps/s | ratio |\n|-|-|-|-|")
+    print(
+        "| environment | actions drawn beforehand, steps/s | drawn at each step, steps/s "
+        "| ratio |\n|-|-|-|-|"
+    )
     for env_id in ENVIRONMENTS:
-        rows = [{"before": own_rate(env_id), "drawn": own_rate(env_id, draw=True)} for _ in range(5)]
+        rows = [
+            {"before": own_rate(env_id), "drawn": own_rate(env_id, draw=True)} for _ in range(5)
+        ]
         rows = [row | {"ratio": row["drawn"] / row["before"]} for row in rows]
-        print(f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} | {cell(rows, 'ratio', 2)} |")
+        print(
+            f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} "
+            f"| {cell(rows, 'ratio', 2)} |"
+        )
 
 
-TABLES = {table.__name__: table for table in (compare, parts, grow, gpu, environments, processes, own)}
+TABLES = {
+    table.__name__: table for table in (compare, parts, grow, gpu, environments, processes, own)
+}
 
 
 def main() -> None:
     if sys.argv[1:2] == ["one"]:
         return one(json.loads(sys.argv[2]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", default="1-5", help="compare, parts: first-last")
     parser.add_argument("--cleanrl", help="compare: a checkout of CleanRL")
-    parser.add_argument("--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it")
+    parser.add_argument(
+        "--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it"
+    )
     args = parser.parse_args()
     TABLES[args.table](args)
 

@@ -1,6 +1,8 @@
-"""The studies that run.py runs: which settings, on which environments, for how many steps, with which seeds.
+"""The studies that run.py runs: which settings, on which environments, for how many steps, with
+which seeds.
 
-A study is a function that gives the fields of run.py's Job for each of its runs, in the order to run them in.
+A study is a function that gives the fields of run.py's Job for each of its runs, in the order to
+run them in.
 """
 
 import re
@@ -23,16 +25,23 @@ STEPS = {
     "Hopper-v5": 1_000_000,
     "HalfCheetah-v5": 1_000_000,
 }
-GAMMA = {"MountainCarContinuous-v0": 0.999, "Pendulum-v1": 0.95}  # of all variants with a discount; 0.99 elsewhere
+GAMMA = {
+    "MountainCarContinuous-v0": 0.999,
+    "Pendulum-v1": 0.95,
+}  # of all variants with a discount; 0.99 elsewhere
 
-# Tuning: with seeds that no result uses, the same number of settings and steps for each variant. First the shape of an
-# iteration and the step size, all GRPO variants from one list; then for the best of these another discount (for PPO
-# another λ). The best is what has the highest mean of greedy and sampled returns.
+# Tuning: with seeds that no result uses, the same number of settings and steps for each variant.
+# First the shape of an iteration and the step size, all GRPO variants from one list; then for the
+# best of these another discount (for PPO another λ). The best is what has the highest mean of
+# greedy and sampled returns.
 TUNING_SEEDS = dict.fromkeys(STEPS, (101, 102)) | dict.fromkeys(
     ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5"), (101,)
 )
-TUNING_SEEDS["FrozenLake-v1"] = range(101, 111)  # two chose luck: what had 0.66 there had 0.23 over the reported seeds
-# On HalfCheetah one seed chose luck, too: on MuJoCo's the best two settings of each variant get two seeds more.
+TUNING_SEEDS["FrozenLake-v1"] = range(
+    101, 111
+)  # two chose luck: what had 0.66 there had 0.23 over the reported seeds
+# On HalfCheetah one seed chose luck, too: on MuJoCo's the best two settings of each variant get two
+# seeds more.
 FINAL_SEEDS = (102, 103)
 FINALISTS = {
     "Hopper-v5": {
@@ -62,14 +71,16 @@ TUNING_STEPS = {
 }
 
 
-def grpo(groups: int, members: int, epochs: int, minibatches: int, rate: float, clip: float = 0.2) -> str:
-    shape = f"--num-groups {groups} --group-size {members} --update-epochs {epochs} --num-minibatches {minibatches}"
-    return f"{shape} --learning-rate {rate} --clip-coef {clip}"
+def grpo(
+    groups: int, members: int, epochs: int, minibatches: int, rate: float, clip: float = 0.2
+) -> str:
+    shape = f"--num-groups {groups} --group-size {members} --update-epochs {epochs}"
+    return f"{shape} --num-minibatches {minibatches} --learning-rate {rate} --clip-coef {clip}"
 
 
 def ppo(envs: int, steps: int, epochs: int, minibatches: int, rate: float) -> str:
-    shape = f"--num-envs {envs} --num-steps {steps} --update-epochs {epochs} --num-minibatches {minibatches}"
-    return f"{shape} --learning-rate {rate}"
+    shape = f"--num-envs {envs} --num-steps {steps} --update-epochs {epochs}"
+    return f"{shape} --num-minibatches {minibatches} --learning-rate {rate}"
 
 
 GRPO_SHAPES = {
@@ -86,8 +97,11 @@ PPO_SHAPES = {
     "8x256 10:16 1e-3": ppo(8, 256, 10, 16, 1e-3),
     "16x512 4:64 3e-4": ppo(16, 512, 4, 64, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01",
 }
-# RL-Zoo's settings for LunarLander. What won with fewer steps fails with 1M, at -118; these reach 243 and more.
-RL_ZOO = ppo(16, 1024, 4, 256, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01 --gamma 0.999 --no-anneal-lr"
+# RL-Zoo's settings for LunarLander. What won with fewer steps fails with 1M, at -118; these reach
+# 243 and more.
+RL_ZOO = (
+    ppo(16, 1024, 4, 256, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01 --gamma 0.999 --no-anneal-lr"
+)
 MUJOCO = ("Hopper-v5", "HalfCheetah-v5")  # all variants with --norm-obs, as is usual there
 SEEDS = {env: 5 if env in MUJOCO else 10 for env in STEPS}  # reported: 1 and on
 MUJOCO_PPO_SHAPES = {
@@ -121,14 +135,62 @@ OTHER_SHAPES = {"FrozenLake-v1": SHORT_EPISODES} | dict.fromkeys(MUJOCO, LONG_EP
 
 
 BEST = {  # of the shapes, for each environment in the order of VARIANTS
-    "CartPole-v1": ["1x16 4:4 1e-3", "1x16 4:4 1e-3", "4x4 8:4 3e-3", "2x16 8:8 1e-3", "16x64 4:4 4e-3"],
-    "Acrobot-v1": ["1x16 4:4 1e-3", "1x16 4:4 1e-3", "1x16 4:4 1e-3", "4x4 8:4 3e-3", "16x64 4:4 4e-3"],
-    "MountainCarContinuous-v0": ["4x4 8:4 3e-3", "4x4 8:4 3e-3", "2x16 8:8 1e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
-    "Pendulum-v1": ["4x4 8:4 3e-3", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
-    "FrozenLake-v1": ["32x4 4:4 1e-3", "32x4 4:4 1e-3", "2x16 4:8 5e-4", "8x16 4:4 1e-3", "8x256 10:16 1e-3"],
-    "LunarLander-v3": ["4x4 8:4 3e-3", "2x16 4:8 5e-4", "4x4 8:4 3e-3", "4x4 8:4 3e-3", "8x256 10:16 1e-3"],
-    "Hopper-v5": ["1x16 4:4 1e-3", "1x8 8:32 3e-4", "1x4 8:16 1e-3", "1x16 4:4 1e-3", "1x2048 10:32 1e-3"],
-    "HalfCheetah-v5": ["1x8 8:16 3e-3", "1x8 8:16 3e-3", "1x4 8:16 3e-3", "1x4 8:16 1e-3", "1x512 10:16 3e-4"],
+    "CartPole-v1": [
+        "1x16 4:4 1e-3",
+        "1x16 4:4 1e-3",
+        "4x4 8:4 3e-3",
+        "2x16 8:8 1e-3",
+        "16x64 4:4 4e-3",
+    ],
+    "Acrobot-v1": [
+        "1x16 4:4 1e-3",
+        "1x16 4:4 1e-3",
+        "1x16 4:4 1e-3",
+        "4x4 8:4 3e-3",
+        "16x64 4:4 4e-3",
+    ],
+    "MountainCarContinuous-v0": [
+        "4x4 8:4 3e-3",
+        "4x4 8:4 3e-3",
+        "2x16 8:8 1e-3",
+        "4x4 8:4 3e-3",
+        "8x256 10:16 1e-3",
+    ],
+    "Pendulum-v1": [
+        "4x4 8:4 3e-3",
+        "4x4 8:4 3e-3",
+        "4x4 8:4 3e-3",
+        "4x4 8:4 3e-3",
+        "8x256 10:16 1e-3",
+    ],
+    "FrozenLake-v1": [
+        "32x4 4:4 1e-3",
+        "32x4 4:4 1e-3",
+        "2x16 4:8 5e-4",
+        "8x16 4:4 1e-3",
+        "8x256 10:16 1e-3",
+    ],
+    "LunarLander-v3": [
+        "4x4 8:4 3e-3",
+        "2x16 4:8 5e-4",
+        "4x4 8:4 3e-3",
+        "4x4 8:4 3e-3",
+        "8x256 10:16 1e-3",
+    ],
+    "Hopper-v5": [
+        "1x16 4:4 1e-3",
+        "1x8 8:32 3e-4",
+        "1x4 8:16 1e-3",
+        "1x16 4:4 1e-3",
+        "1x2048 10:32 1e-3",
+    ],
+    "HalfCheetah-v5": [
+        "1x8 8:16 3e-3",
+        "1x8 8:16 3e-3",
+        "1x4 8:16 3e-3",
+        "1x4 8:16 1e-3",
+        "1x512 10:16 3e-4",
+    ],
 }
 OTHER = {  # environments and variants for which "another discount" was better still
     ("CartPole-v1", "outcome"),
@@ -168,7 +230,8 @@ def flags(env: str, variant: str, shape: str, discount: float | None = None) -> 
 
 
 def another_discount(env: str, variant: str) -> str:
-    """The best shape with the environment's discount where it had none, and none where it had; PPO: with λ = 0.9.
+    """The best shape with the environment's discount where it had none, and none where it had; PPO:
+    with λ = 0.9.
 
     On HalfCheetah GRPO's is γ = 0.9, for arXiv:2511.03527 finds a low one best there.
     """
@@ -209,7 +272,9 @@ def tuning():
 
 
 def main():
-    """Every variant with its tuned flags; the seeds take turns, so that what has been run is always comparable."""
+    """Every variant with its tuned flags; the seeds take turns, so that what has been run is always
+    comparable.
+    """
     for seed in range(1, 11):
         for env in BEST:
             for variant, script in VARIANTS.items():
@@ -217,8 +282,9 @@ def main():
                     yield env, variant, seed, STEPS[env], script, tuned(env, variant)
 
 
-# Single changes to tuned flags, with fewer steps than in the main study. Acrobot and LunarLander without the pooled
-# baseline: it does not learn on every seed there, and what it would say of a change is mostly which seeds were lucky.
+# Single changes to tuned flags, with fewer steps than in the main study. Acrobot and LunarLander
+# without the pooled baseline: it does not learn on every seed there, and what it would say of a
+# change is mostly which seeds were lucky.
 ABLATION_STEPS = {
     "CartPole-v1": 100_000,
     "FrozenLake-v1": 100_000,
@@ -232,11 +298,20 @@ def discounts(*gammas: float) -> dict[str, str]:
     return {f"γ = {gamma}": f"--gamma {gamma}" for gamma in gammas}
 
 
-SEEDED = {"tuned": "", "unseeded": "--no-seed-groups"}  # these flags come after the tuned ones, and override them
+SEEDED = {
+    "tuned": "",
+    "unseeded": "--no-seed-groups",
+}  # these flags come after the tuned ones, and override them
 ABLATIONS = SEEDED | {
-    **{f"G = {g}, K = {32 // g}": f"--group-size {g} --num-groups {32 // g}" for g in (2, 4, 8, 16, 32)},
+    **{
+        f"G = {g}, K = {32 // g}": f"--group-size {g} --num-groups {32 // g}"
+        for g in (2, 4, 8, 16, 32)
+    },
     **{f"G = {g}, K = 1": f"--group-size {g} --num-groups 1" for g in (2, 4, 8, 16, 64)},
-    **{f"unseeded, G = {g}, K = 1": f"--no-seed-groups --group-size {g} --num-groups 1" for g in (8, 64)},
+    **{
+        f"unseeded, G = {g}, K = 1": f"--no-seed-groups --group-size {g} --num-groups 1"
+        for g in (8, 64)
+    },
     "not divided by std": "--no-norm-std",
     "trajectory average": "--loss-agg trajectory",
     **discounts(0.9, 0.99, 0.999, 1.0),
@@ -248,8 +323,10 @@ ABLATIONS = SEEDED | {
 }
 
 
-OWN_LUCK = {"seeded starts, luck of their own": "--env-id docs.benchmark.own_luck:LunarLanderOwnLuck-v3"}
-OTHER_CHANGES = {  # FrozenLake has one start; of HalfCheetah arXiv:2511.03527 says that a low γ is best
+OWN_LUCK = {
+    "seeded starts, luck of their own": "--env-id docs.benchmark.own_luck:LunarLanderOwnLuck-v3"
+}
+OTHER_CHANGES = {  # FrozenLake has one start; arXiv:2511.03527: on HalfCheetah a low γ is best
     "FrozenLake-v1": SEEDED,
     "LunarLander-v3": SEEDED | OWN_LUCK | ABLATIONS,  # the others have no luck after a reset
     "HalfCheetah-v5": {"tuned": ""} | discounts(0.9, 0.95, 0.99, 1.0),
@@ -261,7 +338,9 @@ def changes(env: str) -> dict[str, str]:
 
 
 def changes_nothing(env: str, variant: str, change: str) -> bool:
-    """Whether the tuned flags already say this. Of an option that is given twice the last value counts."""
+    """Whether the tuned flags already say this. Of an option that is given twice the last value
+    counts.
+    """
     before, after = (
         {
             name: float(value) if value[:1].isdigit() else value
@@ -276,12 +355,24 @@ def ablations():
     for seed in range(1, 11):
         for env, steps in ABLATION_STEPS.items():
             for variant in ("outcome", "return-to-go", "return-to-go, timestep"):
-                if variant == "return-to-go" and env in ("Acrobot-v1", "LunarLander-v3") or seed > SEEDS[env]:
+                if (
+                    variant == "return-to-go"
+                    and env in ("Acrobot-v1", "LunarLander-v3")
+                    or seed > SEEDS[env]
+                ):
                     continue
                 for name, change in changes(env).items():
                     options = f"{tuned(env, variant)} {change}"
                     if name == "tuned" or not changes_nothing(env, variant, change):
-                        yield env, f"{variant}: {name}", seed, steps, VARIANTS[variant], options, False
+                        yield (
+                            env,
+                            f"{variant}: {name}",
+                            seed,
+                            steps,
+                            VARIANTS[variant],
+                            options,
+                            False,
+                        )
 
 
 STUDIES = {"tuning": tuning, "main": main, "ablations": ablations}

@@ -1,19 +1,22 @@
-"""GRPO as a language model has it, in a minute: a policy emits the tokens of a sum's answer, and a verifier pays.
+"""GRPO as a language model has it, in a minute: a policy emits the tokens of a sum's answer, and a
+verifier pays.
 
     python docs/examples/arithmetic.py
     python docs/examples/arithmetic.py --seeds 5
 
-A policy is first pretrained on written-out sums, briefly, so that it is often wrong. Then each GRPO script trains it
-further: every update samples G answers to each of K prompts, and the KL penalty holds the policy to the pretrained one.
-What is printed is the share of right answers, on prompts that no training has seen and on those of training.
+A policy is first pretrained on written-out sums, briefly, so that it is often wrong. Then each GRPO
+script trains it further: every update samples G answers to each of K prompts, and the KL penalty
+holds the policy to the pretrained one. What is printed is the share of right answers, on prompts
+that no training has seen and on those of training.
 
-    here                                        paper                  TRL
-    the sum that reset(seed=s) draws            question q             prompt
-    the tokens of an episode                    output o_i             completion
-    --num-groups K, --group-size G              batch of questions, G  generation batch size, num_generations
-    reward of the last token, 1 if right        outcome supervision    a reward function, verifiable reward
-    reward of each token, 1 if right            process supervision    (none)
-    the pretrained policy, --kl-coef            π_ref, β               reference model, beta
+    here                                  paper                  TRL
+    the sum that reset(seed=s) draws      question q             prompt
+    the tokens of an episode              output o_i             completion
+    --num-groups K, --group-size G        batch of questions, G  generation batch size,
+                                                                 num_generations
+    reward of the last token, 1 if right  outcome supervision    a verifiable reward
+    reward of each token, 1 if right      process supervision    (none)
+    the pretrained policy, --kl-coef      π_ref, β               reference model, beta
 """
 
 import contextlib
@@ -37,8 +40,10 @@ STEPS = 100_000  # of each script: tokens
 END = 10  # the vocabulary: ten digits and the end of the answer
 MAX_TOKENS = 3  # two digits and END
 NUMBERS = 20  # a sum adds two of 0, …, 19
-PAIRS = np.random.default_rng(0).permutation([(a, b) for a in range(NUMBERS) for b in range(a + 1)])  # a ≥ b
-SPLITS = {  # a sum and the same with its numbers exchanged are in the same split: of 210 pairs a quarter is held out
+PAIRS = [(a, b) for a in range(NUMBERS) for b in range(a + 1)]  # a ≥ b
+PAIRS = np.random.default_rng(0).permutation(PAIRS)
+# A sum and the same with its numbers exchanged are in one split; of 210 pairs 52 are held out.
+SPLITS = {
     name: np.array([p for a, b in pairs for p in ([(a, b), (b, a)] if a > b else [(a, a)])])
     for name, pairs in (("held-out", PAIRS[:52]), ("train", PAIRS[52:]))
 }
@@ -50,20 +55,26 @@ def answer(a: int, b: int) -> list[int]:
 
 
 class Arithmetic(gym.Env):
-    """An episode is the answer to one sum, an action the next token; what is observed is the sum and the tokens so far.
+    """An episode is the answer to one sum, an action the next token; what is observed is the sum
+    and the tokens so far.
 
-    With supervision "outcome" the last token pays 1 if the whole answer is right; with "process" every token that is
-    the right answer's in its place pays 1. An answer ends with END, or after MAX_TOKENS tokens.
+    With supervision "outcome" the last token pays 1 if the whole answer is right; with "process"
+    every token that is the right answer's in its place pays 1. An answer ends with END, or after
+    MAX_TOKENS tokens.
     """
 
     metadata = {"render_modes": ["ansi"]}
 
-    def __init__(self, supervision: str = "outcome", split: str = "train", render_mode: str | None = None):
+    def __init__(
+        self, supervision: str = "outcome", split: str = "train", render_mode: str | None = None
+    ):
         self.supervision, self.prompts, self.render_mode = supervision, SPLITS[split], render_mode
         self.observation_space = gym.spaces.Box(-1, 1, (2 + MAX_TOKENS * 11,), np.float32)
         self.action_space = gym.spaces.Discrete(11)
 
-    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, seed: int | None = None, options: dict | None = None
+    ) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.prompt, self.tokens = self.prompts[self.np_random.integers(len(self.prompts))], []
         return observe(self.prompt, self.tokens), {}
@@ -81,12 +92,16 @@ class Arithmetic(gym.Env):
         """The sum and the answer so far, with mode "ansi"."""
         a, b = self.prompt
         return (
-            f"{a} + {b} = {''.join('.' if x == END else str(x) for x in self.tokens)}\n" if self.render_mode else None
+            f"{a} + {b} = {''.join('.' if x == END else str(x) for x in self.tokens)}\n"
+            if self.render_mode
+            else None
         )
 
 
 def observe(prompt, tokens: list[int]) -> np.ndarray:
-    """What the policy sees [35]: the two numbers, scaled to [-1, 1], and a one-hot vector for each token so far."""
+    """What the policy sees [35]: the two numbers, scaled to [-1, 1], and a one-hot vector for each
+    token so far.
+    """
     obs = np.zeros(2 + MAX_TOKENS * 11, np.float32)
     obs[:2] = 2 * np.array(prompt) / NUMBERS - 1
     for i, token in enumerate(tokens):
@@ -96,13 +111,27 @@ def observe(prompt, tokens: list[int]) -> np.ndarray:
 
 if __name__ != "__main__":  # gym.make imports this module under its full name, and registers there
     for name, supervision in (("Arithmetic", "outcome"), ("ArithmeticProcess", "process")):
-        gym.register(f"{name}-v0", Arithmetic, kwargs={"supervision": supervision}, max_episode_steps=MAX_TOKENS)
+        gym.register(
+            f"{name}-v0",
+            Arithmetic,
+            kwargs={"supervision": supervision},
+            max_episode_steps=MAX_TOKENS,
+        )
 
 
 def pretrain(policy: torch.nn.Module, steps: int) -> None:
-    """Supervised: raise the likelihood of the answers to the prompts of the training split, token by token."""
-    tokens = [(observe(p, answer(*p)[:i]), token) for p in SPLITS["train"] for i, token in enumerate(answer(*p))]
-    obs, targets = torch.from_numpy(np.array([x for x, _ in tokens])), torch.tensor([y for _, y in tokens])
+    """Supervised: raise the likelihood of the answers to the prompts of the training split, token
+    by token.
+    """
+    tokens = [
+        (observe(p, answer(*p)[:i]), token)
+        for p in SPLITS["train"]
+        for i, token in enumerate(answer(*p))
+    ]
+    obs, targets = (
+        torch.from_numpy(np.array([x for x, _ in tokens])),
+        torch.tensor([y for _, y in tokens]),
+    )
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     for _ in range(steps):
         loss = -policy.log_prob_and_entropy(obs, targets)[0].mean()
@@ -112,11 +141,13 @@ def pretrain(policy: torch.nn.Module, steps: int) -> None:
 
 
 def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | None) -> float:
-    """The share of right answers, of 20 samples for each prompt with rng, of the likeliest tokens without."""
+    """The share of right answers, of 20 samples for each prompt with rng, of the likeliest tokens
+    without.
+    """
     prompts = np.repeat(SPLITS[split], 20 if rng else 1, axis=0)
     sample, answers = policy.sampler(rng), [[] for _ in prompts]
     for _ in range(MAX_TOKENS):
-        tokens, _ = sample(np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)]))
+        tokens = sample(np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)]))
         for tokens_so_far, token in zip(answers, tokens):
             if END not in tokens_so_far:
                 tokens_so_far.append(int(token))
@@ -124,24 +155,32 @@ def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | Non
 
 
 def finetune(script, pretrained: dict, env_id: str, steps: int, **options) -> torch.nn.Module:
-    """Train from a checkpoint of no iterations that holds the pretrained policy, which is π_ref, too."""
-    args = script.Args(env_id=env_id, total_timesteps=steps, ref_update_interval=0, eval_episodes=1, **options)
+    """Train from a checkpoint of no iterations that holds the pretrained policy, π_ref, too."""
+    args = script.Args(
+        env_id=env_id, total_timesteps=steps, ref_update_interval=0, eval_episodes=1, **options
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the runs' files
+        with contextlib.redirect_stdout(None):
+            run = script.Run(args)
+            for network in ("policy", "reference"):
+                run.trained[network].load_state_dict(pretrained)
+            run.saved = -np.inf  # so that it saves once more
+            run.evaluate_and_save()
+            run.writer.close()
+            run.bar.close()
+            args.resume = str(run.dir / "checkpoint.pt")
+            summary = script.train(args)
+        _, states = script.load(summary["run_dir"] / "model.pt", env_id)
     env = script.make_env(env_id)
     policy = script.Policy(env.observation_space, env.action_space)
-    policy.load_state_dict(pretrained)
-    optimizer = script.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    with tempfile.TemporaryDirectory() as folder:
-        start = Path(folder, "checkpoint.pt")
-        script.save(start, args, script.Run(), policy=policy, reference=policy, optimizer=optimizer)
-        args.resume = str(start)
-        with contextlib.redirect_stdout(None):  # its files lie in a folder that is deleted
-            summary = script.train(args)
-        policy.load_state_dict(script.load(summary["run_dir"] / "model.pt", env_id)[2]["policy"])
+    policy.load_state_dict(states["policy"])
     return policy
 
 
 def measure(seed: int) -> dict[str, list[float]]:
-    """Share of right answers of each policy: sampled and greedy on held-out prompts, the same on those of training."""
+    """Share of right answers of each policy: sampled and greedy on held-out prompts, the same on
+    those of training.
+    """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     module = "docs.examples.arithmetic:"
@@ -149,8 +188,20 @@ def measure(seed: int) -> dict[str, list[float]]:
     policy = grpo_outcome.Policy(env.observation_space, env.action_space)
     pretrain(policy, steps=300)
     pretrained = policy.state_dict()
-    options = {"num_groups": 16, "group_size": 8, "kl_coef": 0.04, "learning_rate": 1e-2, "num_minibatches": 4}
-    options |= {"update_epochs": 2, "clip_coef": 0.2, "gamma": 1.0, "loss_agg": "trajectory", "seed": seed}
+    options = {
+        "num_groups": 16,
+        "group_size": 8,
+        "kl_coef": 0.04,
+        "learning_rate": 1e-2,
+        "num_minibatches": 4,
+    }
+    options |= {
+        "update_epochs": 2,
+        "clip_coef": 0.2,
+        "gamma": 1.0,
+        "loss_agg": "trajectory",
+        "seed": seed,
+    }
     policies = {"pretrained": policy}
     for script, name in (
         (grpo_outcome, "Arithmetic-v0"),
@@ -158,15 +209,22 @@ def measure(seed: int) -> dict[str, list[float]]:
         (grpo_rtg, "ArithmeticProcess-v0"),
     ):
         print(f"{script.__name__} on {name}, seed {seed}")
-        policies[f"{script.__name__}, {name}"] = finetune(script, pretrained, module + name, STEPS, **options)
+        policies[f"{script.__name__}, {name}"] = finetune(
+            script, pretrained, module + name, STEPS, **options
+        )
     return {
-        name: [accuracy(policy, split, rng and np.random.default_rng(0)) for split in SPLITS for rng in (True, None)]
+        name: [
+            accuracy(policy, split, rng and np.random.default_rng(0))
+            for split in SPLITS
+            for rng in (True, None)
+        ]
         for name, policy in policies.items()
     }
 
 
 def main(seeds: int = 1) -> None:
-    """Train with the seeds 1 to SEEDS and print the shares of right answers: median over seeds and, in brackets, range.
+    """Train with the seeds 1 to SEEDS and print the shares of right answers: median over seeds and,
+    in brackets, range.
 
     Args:
         seeds: how many; each takes less than a minute
@@ -175,7 +233,10 @@ def main(seeds: int = 1) -> None:
     results = [measure(seed) for seed in range(1, seeds + 1)]
     width = 7 if seeds == 1 else 15
     heads = ("held out: sampled", "greedy", "train: sampled", "greedy")
-    print(f"\n{'share of right answers':35}" + "".join(f"{head:>{max(width, len(head)) + 2}}" for head in heads))
+    print(
+        f"\n{'share of right answers':35}"
+        + "".join(f"{head:>{max(width, len(head)) + 2}}" for head in heads)
+    )
     for name in results[0]:
         line = f"{name:35}"
         for head, shares in zip(heads, zip(*(result[name] for result in results))):

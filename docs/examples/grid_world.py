@@ -1,9 +1,11 @@
-"""A 5×5 grid world, as an example of an environment that Gymnasium does not ship. From the scripts' folder:
+"""A 5×5 grid world, as an example of an environment that Gymnasium does not ship. From the scripts'
+folder:
 
     python grpo_outcome.py --env-id docs.examples.grid_world:GridWorld-v0
 
-Agent and goal start in different cells, drawn at random. Each of the four moves costs 0.1, reaching the goal pays 1 on
-top of that and ends the episode; a move against a wall leaves the agent where it is.
+Agent and goal start in different cells, drawn at random. Each of the four moves costs 0.1, reaching
+the goal pays 1 on top of that and ends the episode; a move against a wall leaves the agent where it
+is.
 """
 
 import gymnasium as gym
@@ -14,7 +16,9 @@ MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])  # up, down, left, right: (
 
 
 class GridWorld(gym.Env):
-    """Observations are (row, column) of the agent and of the goal, which Gymnasium flattens to four one-hot vectors."""
+    """Observations are (row, column) of the agent and of the goal, which Gymnasium flattens to four
+    one-hot vectors.
+    """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}
 
@@ -23,7 +27,9 @@ class GridWorld(gym.Env):
         self.action_space = gym.spaces.Discrete(len(MOVES))
         self.render_mode = render_mode
 
-    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, seed: int | None = None, options: dict | None = None
+    ) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)  # seeds self.np_random: every random number must come from there
         cells = self.np_random.choice(SIZE**2, size=2, replace=False)
         self.agent, self.goal = (np.array(divmod(cell, SIZE)) for cell in cells)

@@ -1,15 +1,16 @@
-r"""Learning from judgements of whole episodes: no rewards, only a score at the end, of which only the order counts.
+r"""Learning from judgements of whole episodes: no rewards, only a score at the end, of which only
+the order counts.
 
-    python grpo_outcome.py --env-id docs.examples.preferences:PreferredGridWorld-v0 --num-groups 32 --group-size 2 \
-        --learning-rate 2e-3 --num-minibatches 4 --ent-coef 0.03
+    python grpo_outcome.py --env-id docs.examples.preferences:PreferredGridWorld-v0 \
+        --num-groups 32 --group-size 2 --learning-rate 2e-3 --num-minibatches 4 --ent-coef 0.03
 
-EpisodeScore hides an environment's rewards and pays one score when the episode ends, as a person or a reward model
-would. With two members in a group, outcome supervision gives the better one
+EpisodeScore hides an environment's rewards and pays one score when the episode ends, as a person or
+a reward model would. With two members in a group, outcome supervision gives the better one
 
     (R_1 - (R_1 + R_2)/2) / std = (d/2) / (|d|/√2) = 1/√2,    d = R_1 - R_2 > 0
 
-and the other -1/√2, whatever the margin d (above rounding): any judge that puts the two in the same order trains the
-same policy. The judge below has a scale that no sum of rewards would have.
+and the other -1/√2, whatever the margin d (above rounding): any judge that puts the two in the same
+order trains the same policy. The judge below has a scale that no sum of rewards would have.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,9 @@ import docs.examples.grid_world as grid_world
 class EpisodeScore(gym.Wrapper):
     """Replace all rewards of an episode by one score, paid with its last step.
 
-    judge takes the episode's observations (one more than actions), its actions and whether it reached an end of its own
-    (terminated), and gives a number. Wrap the environment after its time limit: cut further out, by a limit that this
-    wrapper does not see, an episode is never scored.
+    judge takes the episode's observations (one more than actions), its actions and whether it
+    reached an end of its own (terminated), and gives a number. Wrap the environment after its time
+    limit: cut further out, by a limit that this wrapper does not see, an episode is never scored.
     """
 
     def __init__(self, env: gym.Env, judge: Callable[[list, list, bool], float]):
@@ -47,7 +48,7 @@ class EpisodeScore(gym.Wrapper):
 
 
 def prefers_short_ways(observations: list, actions: list, arrived: bool) -> float:
-    """The judge of the grid world: arriving is better than not, and of two arrivals the sooner one."""
+    """The judge of the grid world: arriving beats not arriving, and of two arrivals the sooner."""
     return -float(len(actions) ** 2) if arrived else -1e6
 
 

@@ -1,11 +1,15 @@
-"""The pictures that explain the project, beside those of the study, which docs/benchmark/report.py draws.
+"""The pictures that explain the project, beside those of the study, which docs/benchmark/report.py
+draws.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/figures/draw.py
 
-variants.svg: the advantages of one group by every variant. A policy that has learned to land in LunarLander plays eight
-episodes from one start; each panel has a row for each member and a column for each time step.
-flow.svg: the way of a group from one seed to one update, with the numbers of a small group of CartPole.
+variants.svg: the advantages of one group by every variant. A policy that has learned to land in
+LunarLander plays eight episodes from one start; each panel has a row for each member and a column
+for each time step.
+
+flow.svg: the way of a group from one seed to one update, with the numbers of a small group of
+CartPole.
 """
 
 import contextlib
@@ -28,37 +32,46 @@ import grpo_rtg
 
 def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
     """Eight environments and a policy that has learned for some steps."""
-    args = grpo_rtg.Args(env_id=env_id, total_timesteps=steps, baseline="timestep", num_groups=4, group_size=4)
+    args = grpo_rtg.Args(
+        env_id=env_id, total_timesteps=steps, baseline="timestep", num_groups=4, group_size=4
+    )
     args.learning_rate, args.update_epochs, args.num_minibatches, args.eval_episodes = 3e-3, 8, 4, 1
     envs = [grpo_rtg.make_env(env_id) for _ in range(8)]
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         summary = grpo_rtg.train(args)
-        saved = grpo_rtg.load(summary["run_dir"] / "model.pt", env_id)[2]
-    policy.load_state_dict(saved["policy"])
+        _, states = grpo_rtg.load(summary["run_dir"] / "model.pt", env_id)
+    policy.load_state_dict(states["policy"])
     return envs, policy
 
 
 def draw_variants() -> None:
     envs, policy = trained("LunarLander-v3", 200_000)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
-    rewards, mask = episodes.rewards[None], episodes.mask[None]
+    rewards, mask = episodes.rewards, episodes.mask  # [1, 8, T]
     order = rewards[0].sum(-1).argsort(descending=True)
     rewards, mask = rewards[:, order], mask[:, order]
+    per_time_step = grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline="timestep")
     panels = {
-        "outcome: one number for the whole episode": grpo_outcome.compute_advantages(rewards, mask, 1.0),
-        "process: normalized rewards, summed from each step on": grpo_process.compute_advantages(rewards, mask, 1.0),
-        "return-to-go, pooled: against all steps of the group": grpo_rtg.compute_advantages(rewards, mask, 0.99),
-        "return-to-go, per time step: against those alive at the same t": grpo_rtg.compute_advantages(
-            rewards, mask, 0.99, baseline="timestep"
+        "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
+            rewards, mask, 1.0
         ),
+        "process: normalized rewards, summed from each step on": grpo_process.compute_advantages(
+            rewards, mask, 1.0
+        ),
+        "return-to-go, pooled: against all steps of the group": grpo_rtg.compute_advantages(
+            rewards, mask, 0.99
+        ),
+        "return-to-go, per time step: against those alive at the same t": per_time_step,
     }
     figure, axes = plt.subplots(len(panels), 1, figsize=(9, 8.5), sharex=True, layout="constrained")
     returns = rewards[0].sum(-1)
     for panel, (title, advantages) in zip(axes, panels.items()):
         shown = np.ma.masked_where(~mask[0].numpy(), advantages[0].numpy())
         limit = np.quantile(np.abs(shown.compressed()), 0.98)
-        image = panel.imshow(shown, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest")
+        image = panel.imshow(
+            shown, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest"
+        )
         panel.set_title(title, loc="left", fontsize=10)
         panel.set_yticks(range(len(returns)), [f"{value:.0f}" for value in returns], fontsize=8)
         panel.spines[:].set_visible(False)
@@ -74,9 +87,9 @@ def draw_flow() -> None:
     torch.manual_seed(0)
     envs = [grpo_rtg.make_env("CartPole-v1") for _ in range(4)]
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
-    episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12), max_steps=200)
-    mask = episodes.mask
-    advantages = grpo_rtg.compute_advantages(episodes.rewards[None], mask[None], 0.99)[0]
+    episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
+    mask = episodes.mask[0]
+    advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
     lengths, longest = mask.sum(1).tolist(), mask.shape[1]
 
     figure = plt.figure(figsize=(12, 3.4), layout="constrained")
@@ -84,7 +97,9 @@ def draw_flow() -> None:
     for panel in panels[:3]:
         panel.set(xlim=(-1, longest), ylim=(3.6, -0.6), yticks=range(4), xlabel="time step")
         panel.spines[:].set_visible(False)
-        panel.set_yticklabels([f"member {i + 1}" for i in range(4)] if panel is panels[0] else [""] * 4)
+        panel.set_yticklabels(
+            [f"member {i + 1}" for i in range(4)] if panel is panels[0] else [""] * 4
+        )
         panel.tick_params(length=0)
     panels[0].set_title("1  one seed, G episodes\ncollect_groups", fontsize=10)
     for i, length in enumerate(lengths):
@@ -95,11 +110,20 @@ def draw_flow() -> None:
     panels[1].set_title(f"2  rewards and mask, padded\n[K, G, T] = [1, 4, {longest}]", fontsize=10)
     panels[1].imshow(np.where(mask, 1, np.nan), aspect="auto", cmap="Blues", vmin=0, vmax=1.6)
     for i, length in enumerate(lengths):
-        panels[1].annotate(f"{length} × 1", (length / 2 - 0.5, i), ha="center", va="center", fontsize=8, color="white")
+        panels[1].annotate(
+            f"{length} × 1",
+            (length / 2 - 0.5, i),
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white",
+        )
     panels[2].set_title("3  advantages\ncompute_advantages", fontsize=10)
     limit = float(advantages.abs().max())
     shown = np.ma.masked_where(~mask.numpy(), advantages.numpy())
-    image = panels[2].imshow(shown, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest")
+    image = panels[2].imshow(
+        shown, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest"
+    )
     bar = figure.colorbar(image, ax=panels[2], pad=0.02, aspect=12)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
@@ -109,7 +133,9 @@ def draw_flow() -> None:
     for sign, colour, label in ((1, "#8073AC", "Â = +1"), (-1, "#E08214", "Â = -1")):
         objective = np.minimum(ratio * sign, ratio.clip(1 - clip, 1 + clip) * sign)
         panels[3].plot(ratio, objective, color=colour, linewidth=2)
-        panels[3].annotate(label, (0.52, objective[0] + 0.35 * sign), color=colour, fontsize=9, va="center")
+        panels[3].annotate(
+            label, (0.52, objective[0] + 0.35 * sign), color=colour, fontsize=9, va="center"
+        )
     panels[3].axvline(1, color=TEXT, linewidth=0.8, linestyle=":")
     panels[3].set(xlabel="ratio ρ = π_θ / π_old", xticks=(1 - clip, 1, 1 + clip), yticks=(-1, 0, 1))
     panels[3].set_xticklabels(["1-ε", "1", "1+ε"])
