@@ -161,6 +161,7 @@ def test_a_run_that_fails_says_why(run):
         importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
 
 
+@pytest.mark.slow
 def test_a_change_of_the_environment_is_evaluated_there(run, monkeypatch):
     job = importlib.reload(run).Job(
         *JOB[:5], f"{JOB[5]} --env-id docs.examples.grid_world:GridWorld-v0", False
@@ -307,6 +308,7 @@ def test_own_luck_shares_the_start_and_nothing_else():
     assert not np.array_equal(*main_engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo_rtg", "ppo"])
 def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monkeypatch):
     pytest.importorskip("mujoco")
