@@ -50,7 +50,7 @@ def test_discrete_actions_are_learned(script):
 
 @pytest.mark.parametrize("script", [*SLOW, "grpo_rtg", "ppo"])
 def test_box_actions_are_learned(script):
-    """Target pays minus the squared distance of two numbers to 2, in a single step: -9 untrained."""
+    """Target pays minus the squared distance of two numbers to 2, in one step: -9 untrained."""
     options = {"env_id": "tests.envs:Target-v0", "total_timesteps": 5000, "num_minibatches": 4}
     options |= {"update_epochs": 5, "learning_rate": 5e-3}
     shape = {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 40}

@@ -109,6 +109,24 @@ def test_a_batch_has_each_steps_own_numbers():
     assert batch["ref_log_probs"] is batch["log_probs"]
 
 
+@pytest.mark.parametrize(("interval", "pattern"), [(0, "=≠≠≠≠"), (1, "====="), (2, "=≠=≠=")])
+def test_the_reference_is_renewed_before_sampling(interval, pattern, monkeypatch):
+    """Every so many iterations π_ref is the policy that samples; between them it stays."""
+    seen, make_batch = "", grpo.make_batch
+
+    def watched(episodes, advantages, policy, reference, args):
+        nonlocal seen
+        pairs = zip(policy.parameters(), reference.parameters())
+        seen += "=" if all(torch.equal(*pair) for pair in pairs) else "≠"
+        return make_batch(episodes, advantages, policy, reference, args)
+
+    monkeypatch.setattr(grpo, "make_batch", watched)
+    args = grpo.Args(env_id="tests.envs:FromFive-v0", group_size=2, num_groups=2, eval_episodes=1)
+    args.total_timesteps, args.ref_update_interval = 5 * 40, interval
+    grpo.train(args)
+    assert seen == pattern
+
+
 def test_log_probs_of_the_batch_are_those_that_sampled():
     """Frequencies of sampled actions against the softmax of the logits, 5 standard errors."""
     torch.manual_seed(0)
