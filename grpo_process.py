@@ -11,8 +11,8 @@ averaged over K groups:
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (section 4.1.3) sums the rewards that follow, each normalized over the group.
-It is 0 where every step pays the same, as on CartPole:
+This file's advantage (section 4.1.3) sums a step's reward and those that follow, each normalized
+over the group's steps; it is 0 where every step pays the same, as on CartPole:
 
     r̃_{i,t} = (r_{i,t} - mean(r)) / std(r),    Â_{i,t} = Σ_{j≥t} γ^(j-t) r̃_{i,j}
 
@@ -22,9 +22,9 @@ It is 0 where every step pays the same, as on CartPole:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-Unlike in the paper there is by default no KL penalty, one weight for all steps (Eq. 3: --loss-agg
-trajectory) and a π_ref that is π_old, for nothing is pretrained.
-The file has two halves: the algorithm, down to train, and the program around it.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
+steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped. The algorithm ends
+with train; gather and average_gradients matter under torchrun only.
 """
 
 import inspect
@@ -57,7 +57,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 100_000  # environment steps, which no iteration exceeds
+    total_timesteps: int = 100_000  # environment steps; an iteration that exceeds them is dropped
     num_groups: int = 1  # K: groups per iteration, each from a start state of its own
     group_size: int = 16  # G: episodes per group
     gamma: float = 1.0  # γ: discount per step
@@ -93,8 +93,7 @@ class Args:
 def compute_advantages(rewards, mask, gamma: float, norm_std=True) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
-    Section 4.1.3: Â_{i,t} = Σ_{j≥t} γ^(j-t) r̃_{i,j} with r̃ = (r - mean) / std over all step
-    rewards of the group.
+    Section 4.1.3: rewards are normalized over the group's steps, then summed from each step on.
     """
     rewards = rewards.double().where(mask, 0)
     mean = rewards.sum((1, 2), keepdim=True) / mask.sum((1, 2), keepdim=True)
@@ -104,7 +103,7 @@ def compute_advantages(rewards, mask, gamma: float, norm_std=True) -> Tensor:
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
     """Σ_{j≥t} γ^(j-t) x_j along the last dimension."""
     sums, terms = x.clone(), 1
-    while terms < x.shape[-1]:  # a sum of n terms and γ^n times that of the n that follow: 2n terms
+    while terms < x.shape[-1]:  # doubling: n terms + γ^n (the n terms from n steps later)
         sums[..., :-terms] += gamma**terms * sums[..., terms:]
         terms *= 2
     return sums
@@ -124,13 +123,13 @@ def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Te
 
 
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights [K, G, T] that make a mean over steps Eq. 3's ("trajectory") or DAPO's ("step").
+    """Weights [K, G, T] with which .mean() averages as Eq. 3 ("trajectory") or DAPO ("step") does.
 
-    Eq. 3 has 1/(K G |o_i|) for a step of episode i, here times the number of steps.
+    Eq. 3 weighs a step of episode i by 1/(K G |o_i|); times Σ|o_i|, as .mean() divides by that.
     """
     weights = mask.double()
-    mean_length = weights.sum(-1).mean()
-    return weights if loss_agg == "step" else weights / weights.sum(-1, keepdim=True) * mean_length
+    lengths = weights.sum(-1, keepdim=True)  # |o_i|, [K, G, 1]
+    return weights if loss_agg == "step" else weights / lengths * lengths.mean()
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
@@ -143,7 +142,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages, weights = batch["advantages"], batch["weights"]
     log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
-    # mean advantage, about 0. Its gradient is not: that is the policy gradient.
+    # mean advantage, often about 0, whatever the policy. Its gradient is the policy gradient.
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
@@ -249,7 +248,7 @@ class Episodes(NamedTuple):
     mask: Tensor  # [K, G, T] bool, True where a step was taken
 
     def flatten(self, block: Tensor) -> Tensor:
-        """Of a block [K, G, T] the values where steps were taken, [S] in the order of obs."""
+        """The values of a block [K, G, T] at the steps taken, [S] in the order of obs."""
         return block.flatten(0, 1).T[self.mask.flatten(0, 1).T]
 
 
@@ -258,9 +257,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=
 
     Actions are sampled with rng, greedy without. UserError for NaN or infinity.
     """
-    sample, alive, obs, steps, rewards = policy.sampler(rng), list(range(len(seeds))), [], [], []
+    sample, alive = policy.sampler(rng), list(range(len(seeds)))
+    obs, steps, rewards, action = [], [], [], None
     try:
-        action = None
         for i in alive:
             obs.append(envs[i].reset(seed=seeds[i])[0])
         while alive:
@@ -288,14 +287,14 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=
 
 
 def collect_groups(envs: list, policy: Policy, num_groups: int, rng, seed_groups=True) -> Episodes:
-    """Sample K groups of G episodes; envs k·G to (k+1)·G - 1, a group, are reset with one seed.
+    """Sample K groups of G episodes: envs k·G to (k+1)·G - 1 form group k and share a reset seed.
 
-    With seed_groups False each has its own. UserError if a group starts unequal.
+    With seed_groups False each has its own. UserError if a group's first observations differ.
     """
     seeds = rng.integers(2**31, size=num_groups if seed_groups else len(envs))
     seeds = seeds.repeat(len(envs) // len(seeds)).tolist()
     episodes = play_episodes(envs, policy, seeds, rng, num_groups)
-    starts = episodes.obs[: len(envs)].view(num_groups, -1, episodes.obs.shape[1])  # [K, G, D]
+    starts = episodes.obs[: len(envs)].view(num_groups, -1, episodes.obs.shape[1])  # at t = 0
     if seed_groups and (starts != starts[:, :1]).any():
         raise UserError(f"{envs[0].unwrapped} ignores reset(seed): mend it, or --no-seed-groups.")
     return episodes
@@ -339,18 +338,18 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 def train(args: Args) -> dict:
     """Algorithm 1 of the paper, its lines named in the comments; gives what Run.finish does."""
     run = Run(args)  # line 1: π_θ, π_ref, the optimizer, K·G environments, random numbers
-    (policy, reference, optimizer), rng = run.trained.values(), run.rng
+    policy, reference, optimizer, rng = *run.trained.values(), run.rng
     while True:  # lines 2 and 4
         if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
         # lines 5 to 8: K start states, G episodes of π_old ← π_θ from each, their rewards
         episodes = collect_groups(run.envs, policy, run.num_groups, rng, args.seed_groups)
         new_steps = sum(gather(len(episodes.obs)))  # of all processes
-        if run.step + new_steps > args.total_timesteps:
+        if run.step + new_steps > args.total_timesteps:  # over the budget: not trained on
             return run.finish()
-        blocks = episodes.rewards, episodes.mask  # line 9: the advantages, all [K, G, T]
-        advantages = compute_advantages(*blocks, args.gamma, args.norm_std)
-        batch = make_batch(episodes, advantages, policy, reference, args)
+        blocks = episodes.rewards, episodes.mask  # [K, G, T]
+        advantages = compute_advantages(*blocks, args.gamma, args.norm_std)  # line 9
+        batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
         metrics = update(policy, optimizer, batch, args, rng)  # lines 10 and 11
@@ -367,7 +366,7 @@ class UserError(ValueError):
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
-    """An environment with flat observations whose episodes end; UserError if it cannot be had."""
+    """An environment with flat observations whose episodes end, or UserError."""
     try:
         limit = max_episode_steps or None
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
@@ -379,7 +378,7 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
     obs, actions = env.observation_space, env.action_space
     is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
     if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
-        wrong = "observations are not flattenable, or actions not Discrete or a Box of floats"
+        wrong = "observations cannot be flattened, or actions are not Discrete or float Box"
         raise UserError(f"{env_id}: {wrong}: {obs}, {actions}.")
     flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
     return env if flat else gym.wrappers.FlattenObservation(env)
@@ -430,7 +429,7 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 
 
 class Run:
-    """A run: what it trains and how far it is, kept in checkpoints, and where it is written."""
+    """A run: what it trains and how far it is, kept in checkpoints, and its files."""
 
     PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns", "rngs"
 
@@ -445,7 +444,7 @@ class Run:
         device = torch.device("cpu")
         if args.cuda and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)  # else all processes would use the first one
+            torch.cuda.set_device(device)  # not the first one for all
         elif args.cuda:
             print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
         if self.world > 1:
@@ -490,7 +489,7 @@ class Run:
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
 
     def record(self, episodes: Episodes, advantages: Tensor, new_steps: int, metrics: dict) -> None:
-        """Count, log and show an iteration of all processes; evaluate and save if it is time."""
+        """Count, log and show an iteration of all processes; evaluate and save if due."""
         if not np.isfinite(metrics["policy_loss"] + metrics["grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
         tied = (advantages == 0).flatten(1).all(1)  # [K]
@@ -543,6 +542,8 @@ class Run:
         self.bar.close()
         for env in self.envs:
             env.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         if self.iteration == 0:
             raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
         if self.rank > 0:
@@ -578,8 +579,8 @@ def save(path: Path, args: Args, **states) -> None:
 def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
     """The options and states that save wrote; parts, such as a network, are given theirs.
 
-    A stranger's file runs no code: it is plain data, and an environment that imports a module
-    ("module:Env-v0") must be named by env_id, too. UserError if the file is not for this.
+    A stranger's file runs no code: it is plain data, and an environment id that imports a module
+    ("module:Env-v0") must be env_id. UserError if the file is not for this.
     """
     try:
         states = dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -591,7 +592,7 @@ def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = error if isinstance(error, UserError | OSError) else type(error).__name__
+        why = error if isinstance(error, UserError | OSError) else "it is incomplete or unfit"
         raise UserError(f"Cannot use {path} here: {why}") from error
     return args, states
 
@@ -605,7 +606,7 @@ def gather(value) -> list:
 
 
 def average_gradients(policy: Policy, weight: float) -> None:
-    """Under torchrun the mean of the processes' gradients by their weights, in one message."""
+    """Under torchrun the mean of the processes' gradients by weight, in one message."""
     if dist.is_initialized():
         gradients = [parameter.grad for parameter in policy.parameters()]
         flat = torch.cat([parameters_to_vector(gradients), gradients[0].new_ones(1)]) * weight
@@ -614,21 +615,21 @@ def average_gradients(policy: Policy, weight: float) -> None:
 
 
 def check_args(args: Args, world: int = 1) -> None:
-    """UserError if an option is out of range, or world processes cannot share the groups."""
+    """UserError if an option is out of range, or processes cannot share the groups."""
     positive = "total_timesteps num_groups update_epochs num_minibatches hidden_size num_threads"
     lowest = {"group_size": 2, "eval_episodes": 1} | dict.fromkeys(positive.split(), 1)
     highest = {"gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in vars(args).items():
         low, high = lowest.get(name, 0), highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
-            name = name.replace("_", "-")
-            raise UserError(f"--{name} must be from {low:,} to {high:,}, not {value}.")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_groups % world:
         raise UserError(f"--num-groups {args.num_groups} cannot be split over {world} processes.")
 
 
 def main() -> None:
-    """Train, or with --evaluate play a saved policy, as the command line says."""
+    """Train or, with --evaluate, play a saved policy."""
     args = tyro.cli(Args)
     try:
         if args.evaluate is None:
@@ -646,7 +647,7 @@ def main() -> None:
         load(args.evaluate, args.env_id, {"policy": policy})
         videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
         evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes
-    except (UserError, ModuleNotFoundError) as error:
+    except (UserError, ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
 

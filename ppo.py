@@ -16,12 +16,12 @@ value of the observation it led to, not of the next episode's first one.
 
     paper   here                      paper   here
     N, T    --num-envs, --num-steps   ε       --clip-coef
-    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (SB3's vf_coef has no 1/2)
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (no 1/2 in the paper and SB3)
     ρ, Â    ratio, advantages         K       --update-epochs
 
 Not in the paper, but usual: advantages normalized over the batch, clipped gradients, a falling
-learning rate, orthogonal weights. What it can share with the GRPO scripts is theirs word for word.
-The file has two halves: the algorithm, down to train, and the program around it.
+learning rate, orthogonal weights. What the GRPO scripts can share with it is identical in them. The
+algorithm ends with train; gather and average_gradients matter under torchrun only.
 """
 
 import inspect
@@ -53,7 +53,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 100_000  # environment steps, which no iteration exceeds
+    total_timesteps: int = 100_000  # environment steps; an iteration that exceeds them is dropped
     num_envs: int = 16  # N: environments stepped side by side
     num_steps: int = 64  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
@@ -87,9 +87,8 @@ class Args:
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
     """Advantages and returns [T, N] by GAE(λ) (arXiv:1506.02438, Eq. 16), from [T, N] each.
 
-    next_values[t] is V of the observation that step t led to, before any reset. A terminated step
-    has no future value; a truncated one (done, not terminated) bootstraps from next_values. The
-    returns are the critic's targets, Â + V.
+    next_values[t] is V of the observation that step t led to, before any reset; done is terminated
+    or truncated. The returns are the critic's targets, Â + V.
     """
     deltas = rewards + gamma * next_values.where(~terminated, 0) - values
     advantages, later = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
@@ -232,7 +231,7 @@ class Steps(NamedTuple):
 
 
 def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
-    """Sample num_steps steps in every environment; UserError for NaN or infinity."""
+    """Sample num_steps steps in every environment of a Running; UserError for NaN or infinity."""
     sample, steps, episodes = policy.sampler(rng), [], []
     for _ in range(num_steps):
         obs = np.array(running.obs, np.float32)  # [N, D]
@@ -242,7 +241,7 @@ def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
         next_obs, done = np.array(running.obs, np.float32), terminated | truncated
         steps.append((obs, actions, rewards.astype(np.float32), next_obs, terminated, done))
         for n in done.nonzero()[0]:
-            episodes.append((running.returns[n], len(running.actions[n])))
+            episodes.append((running.returns[n], len(running.actions[n])))  # return, length
             running.reset(n, int(rng.integers(2**31)))
     blocks = [torch.from_numpy(np.stack(column)) for column in zip(*steps)]
     if not all(blocks[i].isfinite().all() for i in (0, 2, 3)):  # obs, rewards, next_obs
@@ -253,8 +252,8 @@ def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
 def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: Args) -> dict:
     """The steps as ppo_loss takes them, flat [T·N, ...] on the policy's device."""
     if args.norm_adv:
-        everyones = torch.cat(gather(advantages))  # of all processes
-        advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)
+        of_all = torch.cat(gather(advantages))  # of all processes
+        advantages = (advantages - of_all.mean()) / (of_all.std() + 1e-8)
     batch = {"obs": steps.obs, "actions": steps.actions}
     batch |= {"advantages": advantages, "returns": returns}
     batch = {name: x.flatten(0, 1).to(policy.obs_mean.device) for name, x in batch.items()}
@@ -287,7 +286,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 def train(args: Args) -> dict:
     """Algorithm 1 of the paper; gives what Run.finish does."""
     run = Run(args)  # π_θ and V, the optimizer, N environments, random numbers
-    (policy, optimizer), rng = run.trained.values(), run.rng
+    policy, optimizer, rng = *run.trained.values(), run.rng
     new_steps = args.num_envs * args.num_steps
     while run.step + new_steps <= args.total_timesteps:
         steps = collect_steps(run.running, policy, args.num_steps, rng)  # by π_old ← π_θ
@@ -313,7 +312,7 @@ class UserError(ValueError):
 
 
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
-    """An environment with flat observations whose episodes end; UserError if it cannot be had."""
+    """An environment with flat observations whose episodes end, or UserError."""
     try:
         limit = max_episode_steps or None
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
@@ -325,7 +324,7 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
     obs, actions = env.observation_space, env.action_space
     is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
     if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
-        wrong = "observations are not flattenable, or actions not Discrete or a Box of floats"
+        wrong = "observations cannot be flattened, or actions are not Discrete or float Box"
         raise UserError(f"{env_id}: {wrong}: {obs}, {actions}.")
     flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
     return env if flat else gym.wrappers.FlattenObservation(env)
@@ -409,7 +408,7 @@ class Episodes(NamedTuple):
     mask: Tensor  # [K, G, T] bool, True where a step was taken
 
     def flatten(self, block: Tensor) -> Tensor:
-        """Of a block [K, G, T] the values where steps were taken, [S] in the order of obs."""
+        """The values of a block [K, G, T] at the steps taken, [S] in the order of obs."""
         return block.flatten(0, 1).T[self.mask.flatten(0, 1).T]
 
 
@@ -418,9 +417,9 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=
 
     Actions are sampled with rng, greedy without. UserError for NaN or infinity.
     """
-    sample, alive, obs, steps, rewards = policy.sampler(rng), list(range(len(seeds))), [], [], []
+    sample, alive = policy.sampler(rng), list(range(len(seeds)))
+    obs, steps, rewards, action = [], [], [], None
     try:
-        action = None
         for i in alive:
             obs.append(envs[i].reset(seed=seeds[i])[0])
         while alive:
@@ -467,7 +466,7 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 
 
 class Run:
-    """A run: what it trains and how far it is, kept in checkpoints, and where it is written."""
+    """A run: what it trains and how far it is, kept in checkpoints, and its files."""
 
     PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns", "kept"
 
@@ -481,7 +480,7 @@ class Run:
         device = torch.device("cpu")
         if args.cuda and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)  # else all processes would use the first one
+            torch.cuda.set_device(device)  # not the first one for all
         elif args.cuda:
             print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
         if self.world > 1:
@@ -577,6 +576,8 @@ class Run:
         self.bar.close()
         for env in self.envs:
             env.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         if self.iteration == 0:
             raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
         if self.rank > 0:
@@ -612,8 +613,8 @@ def save(path: Path, args: Args, **states) -> None:
 def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
     """The options and states that save wrote; parts, such as a network, are given theirs.
 
-    A stranger's file runs no code: it is plain data, and an environment that imports a module
-    ("module:Env-v0") must be named by env_id, too. UserError if the file is not for this.
+    A stranger's file runs no code: it is plain data, and an environment id that imports a module
+    ("module:Env-v0") must be env_id. UserError if the file is not for this.
     """
     try:
         states = dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -625,7 +626,7 @@ def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = error if isinstance(error, UserError | OSError) else type(error).__name__
+        why = error if isinstance(error, UserError | OSError) else "it is incomplete or unfit"
         raise UserError(f"Cannot use {path} here: {why}") from error
     return args, states
 
@@ -654,14 +655,14 @@ def check_args(args: Args, world: int = 1) -> None:
     for name, value in vars(args).items():
         low, high = lowest.get(name, 0), highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
-            name = name.replace("_", "-")
-            raise UserError(f"--{name} must be from {low:,} to {high:,}, not {value}.")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_envs % world:
         raise UserError(f"--num-envs {args.num_envs} cannot be split over {world} processes.")
 
 
 def main() -> None:
-    """Train, or with --evaluate play a saved policy, as the command line says."""
+    """Train or, with --evaluate, play a saved policy."""
     args = tyro.cli(Args)
     try:
         if args.evaluate is None:
@@ -679,7 +680,7 @@ def main() -> None:
         load(args.evaluate, args.env_id, {"policy": policy})
         videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
         evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes
-    except (UserError, ModuleNotFoundError) as error:
+    except (UserError, ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -133,11 +133,11 @@ BAD_INPUT = {
     "unknown module": (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
     "unsupported actions": (
         ["--env-id", "tests.envs:UnsupportedActions-v0"],
-        r"actions not Discrete or a Box of floats: .*MultiDiscrete\(\[2 2\]\)\.",
+        r"actions are not Discrete or float Box: .*MultiDiscrete\(\[2 2\]\)\.",
     ),
     "unsupported observations": (
         ["--env-id", "tests.envs:UnsupportedObs-v0"],
-        r"observations are not flattenable, .*Graph",
+        r"observations cannot be flattened, .*Graph",
     ),
     "too high": (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01\."),
     "too low": (["--learning-rate", "-0.1"], r"--learning-rate must be from 0 to .*, not -0.1\."),

@@ -278,6 +278,9 @@ class TestDisk:
         assert not list(tmp_path.glob("runs/*/*.p*t"))
 
 
+UNFIT = "it is incomplete or unfit$"
+
+
 class TestFiles:
     """A file that cannot be used is one sentence and status 2, and no file of its folder changes.
 
@@ -308,12 +311,14 @@ class TestFiles:
         self.refused(cli, "nowhere.pt", r".*No such file or directory")
         self.refused(cli, "folder.pt", r".*Is a directory")
         for name in ("text", "empty", "truncated", "tensor", "foreign"):
-            self.refused(cli, f"{name}.pt", r"(\w+Error|\[Errno 22\] Invalid argument)$")
-        self.refused(cli, "unknown_option.pt", "TypeError$")
-        self.refused(cli, "another_network.pt", "RuntimeError$")
-        self.refused(cli, "no_policy.pt", "RuntimeError$")
+            self.refused(
+                cli, f"{name}.pt", r"(it is incomplete or unfit|\[Errno 22\] Invalid argument)$"
+            )
+        self.refused(cli, "unknown_option.pt", UNFIT)
+        self.refused(cli, "another_network.pt", UNFIT)
+        self.refused(cli, "no_policy.pt", UNFIT)
         self.refused(cli, whole, r"it is for CartPole-v1; .*--env-id$", "--env-id", "Acrobot-v1")
-        self.refused(cli, whole, "RuntimeError$", "--hidden-size", 16)
+        self.refused(cli, whole, UNFIT, "--hidden-size", 16)
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="ppo")
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="grpo_process")
         assert cli("grpo_rtg", "--resume", run_dir / "model.pt")[0] == 2  # which has no optimizer
@@ -330,7 +335,7 @@ class TestFiles:
                 return Path.touch, (Path("attacked"),)
 
         torch.save({"script": "grpo_rtg", "args": {}, "policy": Attack()}, "attack.pt")
-        self.refused(cli, "attack.pt", "UnpicklingError$")
+        self.refused(cli, "attack.pt", UNFIT)
         assert not Path("attacked").exists()
         # an environment of the file's choice would import a module of the file's choice
         Path("strange.py").write_text("from pathlib import Path\nPath('attacked').touch()\n")
