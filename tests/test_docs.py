@@ -32,7 +32,7 @@ gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
 steps_per_generation ref_model_mixup_alpha std mean uint8 docs tests runs
 gymnasium.wrappers.NormalizeReward"""
 OTHER_FLAGS = (
-    "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
+    "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds --against"
 )
 OTHER_FLAGS += " --cleanrl --cleanrl-python --help"
 
