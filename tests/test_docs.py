@@ -32,9 +32,9 @@ gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
 steps_per_generation ref_model_mixup_alpha std mean uint8 docs tests runs
 gymnasium.wrappers.NormalizeReward"""
 OTHER_FLAGS = (
-    "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds --against"
+    "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
 )
-OTHER_FLAGS += " --cleanrl --cleanrl-python --help"
+OTHER_FLAGS += " --against --cleanrl --cleanrl-python --help"
 
 
 def text_of(page) -> str:
