@@ -61,9 +61,8 @@ def test_the_unit_of_the_rewards_does_not_matter(compute, unit):
         compute(unit * rewards, mask, 0.9, True), compute(rewards, mask, 0.9, True), rtol=1e-9
     )
     raw = compute(rewards, mask, 0.9, False)
-    assert torch.allclose(
-        compute(unit * rewards, mask, 0.9, False), unit * raw, rtol=1e-9
-    )  # no division, no invariance
+    # no division, no invariance
+    assert torch.allclose(compute(unit * rewards, mask, 0.9, False), unit * raw, rtol=1e-9)
 
 
 def test_a_constant_added_to_the_rewards_shifts_only_the_baseline():

@@ -108,9 +108,8 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(
     assert len(table) == len(rows) and table[-1]["greedy"] == rows[-1]["greedy"]
 
     lines = Path(tmp_path / "small.csv").read_text().splitlines()
-    Path(tmp_path / "small.csv").write_text(
-        "\n".join(lines[:-1])
-    )  # the power failed before the last row
+    # the power failed before the last row
+    Path(tmp_path / "small.csv").write_text("\n".join(lines[:-1]))
     run.main()
     assert len(executed) == 2
 
@@ -388,9 +387,8 @@ def test_tuned_flags_are_those_that_won_their_tuning(monkeypatch):
     ranked = report.ranked(report.load("tuning"))
     assert set(ranked) == {(env, variant) for env in studies.STEPS for variant in studies.VARIANTS}
     for (env, variant), settings in ranked.items():
-        best = [
-            command for *score, _, command in settings if score == list(settings[0][:2])
-        ]  # ties, where none learns
+        # ties, where none learns
+        best = [command for *score, _, command in settings if score == list(settings[0][:2])]
         assert any(f" {studies.tuned(env, variant)} --seed" in command for command in best), (
             env,
             variant,

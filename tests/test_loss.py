@@ -83,9 +83,8 @@ def test_kl_pulls_towards_the_reference(policy):
     batch["ref_log_probs"] = batch["ref_log_probs"] + torch.linspace(-1, 1, 64)
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 1.0, 0.0)
     log_probs = policy.log_prob_and_entropy(batch["obs"], batch["actions"])[0]
-    slope = (
-        1 - (batch["ref_log_probs"] - log_probs.detach()).exp()
-    )  # d KL / d log π_θ = 1 - π_ref / π_θ
+    # d KL / d log π_θ = 1 - π_ref / π_θ
+    slope = 1 - (batch["ref_log_probs"] - log_probs.detach()).exp()
     expected = gradient(policy, (batch["weights"] * slope * log_probs).mean())
     assert expected.abs().max() > 1e-3
     assert torch.allclose(gradient(policy, loss), expected, atol=1e-6)
@@ -251,9 +250,8 @@ def test_nan_is_not_trained_on(script, monkeypatch, cli):
     assert status == 2 and "The update became NaN or infinite: lower --learning-rate." in err
 
 
-@pytest.mark.parametrize(
-    "fused", [True, False]
-)  # only the unfused steps would add to the graph of gradients
+# only the unfused steps would add to the graph of gradients
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("script", child.SCRIPTS)
 def test_adam_is_torchs(script, fused):
     """The same steps as torch's, to the last bit, and states that each can go on from."""

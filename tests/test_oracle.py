@@ -119,9 +119,8 @@ def test_advantages_match_the_loops(variant, norm_std, gamma, seed):
         [oracle(group, gamma, norm_std, **kwargs) for group in groups], 0.0, torch.float64
     )
     advantages = module.compute_advantages(*pad(groups), gamma, norm_std, **kwargs)
-    torch.testing.assert_close(
-        advantages, expected, rtol=1e-9, atol=1e-12
-    )  # dtype and the zero padding too
+    # dtype and the zero padding too
+    torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
 
 
 RTG_GROUP = [[5.0, 2.0], [-5.0, 7.0, -2.0]]  # to go with gamma = 1/2: 6 2 | -2 6 -2
@@ -151,9 +150,8 @@ def test_advantages_by_hand(variant):
 def test_no_spread_gives_zero_and_a_small_spread_counts(variant):
     module, _, kwargs = VARIANTS[variant]
     rewards, mask = torch.full((1, 3, 4), 0.1), torch.ones(1, 3, 4, dtype=torch.bool)
-    rewards[0, 1] = torch.nextafter(
-        rewards[0, 1], torch.tensor(1.0)
-    )  # one float32 step up: rounding, not spread
+    # one float32 step up: rounding, not spread
+    rewards[0, 1] = torch.nextafter(rewards[0, 1], torch.tensor(1.0))
     assert (module.compute_advantages(rewards, mask, 0.0, True, **kwargs) == 0).all()
     rewards[0, 2, 0] += 1e-4  # a real difference counts in full
     assert module.compute_advantages(rewards, mask, 0.0, True, **kwargs).abs().max() > 1
@@ -329,9 +327,8 @@ def test_kl_gradient_with_respect_to_the_policy_output(module, action_space):
     for row, output, action, ref_log_prob, weight in zip(
         gradient.tolist(), rows(policy, batch["obs"]), *columns
     ):
-        slope = 1 - math.exp(
-            ref_log_prob - log_prob_and_entropy(output, action)[0]
-        )  # d KL / d log pi_theta
+        # d KL / d log pi_theta
+        slope = 1 - math.exp(ref_log_prob - log_prob_and_entropy(output, action)[0])
         if isinstance(action, int):  # d log pi(a) / d logit_j = 1[j = a] - pi(j)
             score = [(j == action) - math.exp(log_prob_and_entropy(output, j)[0]) for j in range(3)]
         else:  # d log pi(a) / d mean = z / std, / d log_std = z^2 - 1, with z = (a - mean) / std
@@ -402,9 +399,10 @@ GAE_CASES = {  # terminated, done, lambda, advantages
 @pytest.mark.parametrize("case", GAE_CASES)
 def test_gae_by_hand(case):
     terminated, done, gae_lambda, expected = GAE_CASES[case]
+    # [3, 1]
     floats = [
         torch.tensor(x, dtype=torch.float32)[:, None] for x in ([1, 2, 3], [4, 2, 6], [2, 6, 8])
-    ]  # [3, 1]
+    ]
     flags = [torch.tensor(x, dtype=torch.bool)[:, None] for x in (terminated, done)]
     advantages, returns = ppo.compute_gae(*floats, *flags, 0.5, gae_lambda)
     assert advantages[:, 0].tolist() == expected  # exact in float32: all are binary fractions

@@ -437,9 +437,8 @@ def draw_ablations(table) -> None:
             for variant, runs in by_variant.items()
         }
         lower, upper = np.quantile([value for value, *_ in points.values()], (0.25, 0.75))
-        lost = lower - 4 * (
-            upper - lower
-        )  # what is below would press the rest together: a number at the edge
+        # what is below would press the rest together: a number at the edge
+        lost = lower - 4 * (upper - lower)
         for (setting, variant), (value, low, high) in points.items():
             place, colour = settings.index(setting) + offsets[variant], COLOURS[variant]
             if setting == "tuned":
