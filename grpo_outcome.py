@@ -22,8 +22,8 @@ This file's advantage (section 4.1.2) compares episodes, by their returns:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
-steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped. The algorithm ends
-with train; gather and average_gradients matter under torchrun only.
+steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped.
+The algorithm ends with train; gather and average_gradients matter under torchrun only.
 """
 
 import inspect

@@ -23,8 +23,8 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
-steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped. The algorithm ends
-with train; gather and average_gradients matter under torchrun only.
+steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped.
+The algorithm ends with train; gather and average_gradients matter under torchrun only.
 """
 
 import inspect

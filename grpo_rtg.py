@@ -24,9 +24,9 @@ std is that of R - mean over the group.
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), one
-weight for all steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped. The
-algorithm ends with train; gather and average_gradients matter under torchrun only.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
+steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped, and a discount.
+The algorithm ends with train; gather and average_gradients matter under torchrun only.
 """
 
 import inspect
