@@ -1,7 +1,7 @@
 """GRPO with process supervision for Gymnasium: PPO's objective, with a group for a critic.
 
     python grpo_process.py --env-id Acrobot-v1
-    python grpo_process.py --evaluate runs/<run>/model.pt --render --eval-episodes 3
+    python grpo_process.py --evaluate runs/<run>/model.pt --render
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
 G outputs to a question and judges each by the others. Here a question is a start state, fixed by
@@ -23,8 +23,8 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
-steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped.
-The algorithm ends with train; gather and average_gradients matter under torchrun only.
+steps (Eq. 3: --loss-agg trajectory), several clipped gradient steps a pass.
+The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
 import inspect
@@ -53,12 +53,12 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """Options of a run. docs/results.md has the flags tuned for other environments."""
+    """Options of a run. docs/results.md has tuned flags for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     total_timesteps: int = 100_000  # environment steps; an iteration that exceeds them is dropped
-    num_groups: int = 1  # K: groups per iteration, each from a start state of its own
+    num_groups: int = 1  # K: groups per iteration, each from its own start state
     group_size: int = 16  # G: episodes per group
     gamma: float = 1.0  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
@@ -66,7 +66,7 @@ class Args:
     update_epochs: int = 4  # μ: passes over an iteration's steps
     num_minibatches: int = 4  # gradient steps per pass
     learning_rate: float = 1e-3  # Adam's step size
-    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the budget
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
     ref_update_interval: int = 1  # iterations between π_ref ← π_θ (0: it stays the first policy)
@@ -75,10 +75,10 @@ class Args:
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
     target_kl: float | None = None  # no more passes once KL(π_old, π_θ) exceeds this, in nats
     hidden_size: int = 64  # units in each of the two hidden layers
-    norm_obs: bool = False  # normalize observations by running statistics, kept in the model
+    norm_obs: bool = False  # normalize observations by statistics kept in the model
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
     cuda: bool = False  # train on a GPU if there is one
-    num_threads: int = 1  # torch's CPU threads; more slow small networks down
+    num_threads: int = 1  # torch's CPU threads
     eval_interval: int = 0  # environment steps between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
@@ -170,7 +170,7 @@ def mlp(num_inputs: int, hidden: int, num_outputs: int, output_gain: float) -> n
 class Policy(nn.Module):
     """Observations to a categorical (Discrete) or a diagonal Gaussian (Box) over actions."""
 
-    def __init__(self, obs_space, action_space, hidden_size: int = 64, norm_obs: bool = False):
+    def __init__(self, obs_space, action_space, hidden_size=64, norm_obs=False):
         super().__init__()
         self.action_space, self.norm_obs = action_space, norm_obs
         self.discrete = isinstance(action_space, gym.spaces.Discrete)
@@ -217,14 +217,14 @@ class Policy(nn.Module):
         slices = zip(obs.split(2048), actions.split(2048))
         return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
 
-    def sampler(self, rng: np.random.Generator | None):
+    def sampler(self, rng=None):
         """A function from obs [B, D] to actions of the policy as it is now; greedy without rng."""
         outputs_of = fast_forward(self)
         std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
 
-        def sample(obs: np.ndarray) -> np.ndarray:
+        def sample(obs):
             x = outputs_of(obs)
-            if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
+            if self.discrete:  # the largest of logits + Gumbel noise samples their softmax
                 return (x if rng is None else x + rng.gumbel(size=x.shape)).argmax(-1)
             return x if rng is None else x + std * rng.standard_normal(x.shape, np.float32)
 
@@ -281,7 +281,7 @@ def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=
     padded = torch.zeros(mask.shape, dtype=torch.float64)
     padded.T[mask.T] = torch.tensor(rewards, dtype=torch.float64)
     if not (flat_obs.isfinite().all() and padded.isfinite().all()):
-        raise UserError(f"{envs[0].unwrapped} gives observations or rewards that are not finite.")
+        raise UserError(f"{envs[0].unwrapped} gives numbers that are not finite.")
     blocks = (block.view(num_groups, -1, len(steps)) for block in (padded, mask))
     return Episodes(flat_obs, actions, *blocks)
 
@@ -307,7 +307,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
     batch["advantages"] = episodes.flatten(advantages).float()
     batch["weights"] = episodes.flatten(weights).float()
     batch = {name: x.to(policy.obs_mean.device) for name, x in batch.items()}
-    # π_old is the policy that sampled, which has not moved yet
+    # π_old is the policy that sampled: it has not moved yet
     batch["log_probs"] = batch["ref_log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
     if args.ref_update_interval != 1:  # else π_ref is π_old
         batch["ref_log_probs"] = reference.log_probs(batch["obs"], batch["actions"])
@@ -345,7 +345,7 @@ def train(args: Args) -> dict:
         # lines 5 to 8: K start states, G episodes of π_old ← π_θ from each, their rewards
         episodes = collect_groups(run.envs, policy, run.num_groups, rng, args.seed_groups)
         new_steps = sum(gather(len(episodes.obs)))  # of all processes
-        if run.step + new_steps > args.total_timesteps:  # over the budget: not trained on
+        if run.step + new_steps > args.total_timesteps:  # dropped
             return run.finish()
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
         advantages = compute_advantages(*blocks, args.gamma, args.norm_std)  # line 9
@@ -391,7 +391,7 @@ def fast_forward(policy: Policy):
         return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
     layers = [[x.detach().numpy().T.copy() for x in layer.parameters()] for layer in policy.net]
 
-    def forward(x: np.ndarray) -> np.ndarray:
+    def forward(x):
         x = policy.normalize(torch.from_numpy(x)).numpy() if policy.norm_obs else x
         for parameters in layers:  # a Linear's weight and bias; a Tanh has none
             x = x @ parameters[0] + parameters[1] if parameters else np.tanh(x)
@@ -401,7 +401,7 @@ def fast_forward(policy: Policy):
 
 
 class Adam(torch.optim.Adam):
-    """torch's without the decorators that import its compiler: a second less to start."""
+    """torch's, less decorators that import its compiler: a second less to start."""
 
     add_param_group, load_state_dict, state_dict, step, zero_grad = (
         torch.no_grad()(inspect.unwrap(getattr(torch.optim.Adam, name)))
@@ -429,7 +429,7 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 
 
 class Run:
-    """A run: what it trains and how far it is, kept in checkpoints, and its files."""
+    """What a run trains and how far it is, kept in checkpoints, and its files."""
 
     PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns", "rngs"
 
@@ -477,7 +477,7 @@ class Run:
         self.evaluate_and_save()
 
     def open_logs(self) -> None:
-        """TensorBoard's, and W&B's; of a resumed run they go on from its checkpoint."""
+        """TensorBoard's, and W&B's; a resumed run's go on from its checkpoint."""
         options, name = asdict(self.args), self.dir.resolve().name
         if self.args.track:
             import wandb
@@ -579,8 +579,8 @@ def save(path: Path, args: Args, **states) -> None:
 def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
     """The options and states that save wrote; parts, such as a network, are given theirs.
 
-    A stranger's file runs no code: it is plain data, and an environment id that imports a module
-    ("module:Env-v0") must be env_id. UserError if the file is not for this.
+    A stranger's file runs no code: it is plain data, and an environment whose id imports a module
+    must be env_id. UserError if the file is not for this.
     """
     try:
         states = dict(torch.load(path, map_location="cpu", weights_only=True))
