@@ -252,7 +252,7 @@ def collect_steps(running, policy: Policy, num_steps: int, rng) -> Steps:
 def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: Args) -> dict:
     """The steps as ppo_loss takes them, flat [T·N, ...] on the policy's device."""
     if args.norm_adv:
-        of_all = torch.cat(gather(advantages))  # processes
+        of_all = torch.cat(gather(advantages))
         advantages = (advantages - of_all.mean()) / (of_all.std() + 1e-8)
     batch = {"obs": steps.obs, "actions": steps.actions}
     batch |= {"advantages": advantages, "returns": returns}
