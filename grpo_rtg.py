@@ -15,8 +15,8 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares retu
 
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
-The mean is over all steps of the group or, with --baseline timestep, the members alive at t; std is
-that of R - mean over the group.
+The mean is over the group's steps; with --baseline timestep over the members alive at t; with
+neighbors over the steps of other episodes nearest in (s, t). std is the group's, of R - mean.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken between a rollout and its update
@@ -63,7 +63,8 @@ class Args:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep"] = "group"  # mean of the group, or of those alive at t
+    baseline: Literal["group", "timestep", "neighbors"] = "group"  # which steps the mean is of
+    num_neighbors: int = 16  # k of --baseline neighbors (0: all steps of other episodes)
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 1  # μ: passes over an iteration's steps
@@ -93,15 +94,57 @@ class Args:
     evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
-def compute_advantages(rewards, mask, gamma: float, norm_std=True, baseline="group") -> Tensor:
+def compute_advantages(
+    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None, num_neighbors=16
+) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
-    The mean is that of the group or, with "timestep", of the members alive at t.
+    The mean is that of the group, with "timestep" of the members alive at t, or with "neighbors" of
+    the steps of other episodes nearest in obs [K, G, T, D] and time.
     """
     returns_to_go = discounted_sums(rewards.double().where(mask, 0), gamma)
-    over = {"group": (1, 2), "timestep": 1}[baseline]
-    mean = returns_to_go.sum(over, keepdim=True) / mask.sum(over, keepdim=True).clamp(min=1)
+    if baseline == "neighbors":
+        mean = nearest_mean(returns_to_go, obs, mask, num_neighbors)
+    else:
+        over = {"group": (1, 2), "timestep": 1}[baseline]
+        mean = returns_to_go.sum(over, keepdim=True) / mask.sum(over, keepdim=True).clamp(min=1)
     return group_normalize(returns_to_go, mean, mask, norm_std)
+
+
+def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
+    """For each step the mean of x [K, G, T] over the k nearest steps of other episodes (0: all).
+
+    Distances in obs and time count standard deviations; the steps of all K groups are candidates.
+    """
+    steps = torch.cat([obs[mask].double(), mask.nonzero()[:, 2:]], -1)  # [S, D + 1]
+    steps -= steps[0].clone()  # exactly 0 in a coordinate without spread: it counts for nothing
+    spread = steps.std(0, correction=0)
+    x, mask, k = x.flatten(0, 1), mask.flatten(0, 1), k or mask.numel()  # [N, T], N = K·G
+    places = torch.zeros(*mask.shape, steps.shape[1], device=mask.device)
+    places[mask] = ((steps - steps.mean(0)) / spread.where(spread > 0, torch.inf)).float()
+    squares, means = places.square().sum(-1).where(mask, torch.inf).flatten(), x.clone()
+    for rows in mask.nonzero().split(64):  # in blocks of B, for memory
+        i, t = rows.T
+        near = torch.addmm(squares, places[i, t], places.flatten(0, 1).T, alpha=-2)  # |a-b|² - |a|²
+        near = near.view(-1, *mask.shape).index_put(
+            (torch.arange(len(i)), i), torch.tensor(torch.inf)
+        )  # [B, N, T]
+        times = (
+            near.amin(1).topk(min(k, mask.shape[1]), largest=False).indices
+        )  # that hold the k nearest
+        near = near.gather(2, times[:, None].expand(-1, len(mask), -1)).flatten(1)
+        near, nearest = near.topk(min(k, near.shape[1]), largest=False)
+        values = x[:, times].transpose(0, 1).flatten(1).gather(1, nearest)
+        means[i, t] = values.where(near.isfinite(), torch.nan).nanmean(1)
+    return means.where(means.isfinite(), x).view(obs.shape[:3])  # alone: its own, advantage 0
+
+
+def pad(episodes) -> Tensor:
+    """The observations of a rollout as a block [K, G, T, D], 0 in the padding."""
+    mask = episodes.mask
+    block = episodes.obs.new_zeros(*mask.shape, episodes.obs.shape[1])
+    block.flatten(0, 1).transpose(0, 1)[mask.flatten(0, 1).T] = episodes.obs
+    return block
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
@@ -352,7 +395,9 @@ def train(args: Args) -> dict:
         if run.step + new_steps > args.total_timesteps:  # dropped
             return run.finish()
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
-        advantages = compute_advantages(*blocks, args.gamma, args.norm_std, args.baseline)  # line 9
+        advantages = compute_advantages(
+            *blocks, args.gamma, args.norm_std, args.baseline, pad(episodes), args.num_neighbors
+        )  # line 9
         batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left

@@ -138,6 +138,7 @@ def evaluate(script: str, env_id: str, model: str) -> list[str]:
     """Mean return of 100 episodes of a saved policy, greedy and sampled."""
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     module = importlib.import_module(Path(script).stem)
+    module = vars(module).get("grpo_rtg", module)  # which neighbor_choices.py runs
     module.torch.set_num_threads(1)
     policy, args = load_policy(module, model, env_id)
     returns = []

@@ -12,9 +12,14 @@ VARIANTS = {
     "process": "grpo_process.py",
     "return-to-go": "grpo_rtg.py",
     "return-to-go, timestep": "grpo_rtg.py",
+    "return-to-go, neighbors": "grpo_rtg.py",
     "PPO": "ppo.py",
 }
-OWN_FLAGS = {"return-to-go": "--baseline group", "return-to-go, timestep": "--baseline timestep"}
+OWN_FLAGS = {
+    "return-to-go": "--baseline group",
+    "return-to-go, timestep": "--baseline timestep",
+    "return-to-go, neighbors": "--baseline neighbors",
+}
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 500_000,
@@ -139,6 +144,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x16 4:4 1e-3",
         "4x4 8:4 3e-3",
         "2x16 8:8 1e-3",
+        "",
         "16x64 4:4 4e-3",
     ],
     "Acrobot-v1": [
@@ -146,6 +152,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x16 4:4 1e-3",
         "1x16 4:4 1e-3",
         "4x4 8:4 3e-3",
+        "",
         "16x64 4:4 4e-3",
     ],
     "MountainCarContinuous-v0": [
@@ -153,6 +160,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "4x4 8:4 3e-3",
         "2x16 8:8 1e-3",
         "4x4 8:4 3e-3",
+        "",
         "8x256 10:16 1e-3",
     ],
     "Pendulum-v1": [
@@ -160,6 +168,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
+        "",
         "8x256 10:16 1e-3",
     ],
     "FrozenLake-v1": [
@@ -167,6 +176,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "32x4 4:4 1e-3",
         "2x16 4:8 5e-4",
         "8x16 4:4 1e-3",
+        "",
         "8x256 10:16 1e-3",
     ],
     "LunarLander-v3": [
@@ -174,6 +184,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "2x16 4:8 5e-4",
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
+        "",
         "8x256 10:16 1e-3",
     ],
     "Hopper-v5": [
@@ -181,6 +192,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x8 8:32 3e-4",
         "1x4 8:16 1e-3",
         "1x16 4:4 1e-3",
+        "",
         "1x2048 10:32 1e-3",
     ],
     "HalfCheetah-v5": [
@@ -188,12 +200,13 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x8 8:16 3e-3",
         "1x4 8:16 3e-3",
         "1x4 8:16 1e-3",
+        "",
         "1x512 10:16 3e-4",
     ],
 }
 OTHER = {  # environments and variants for which "another discount" was better still
     ("CartPole-v1", "outcome"),
-    *(("Acrobot-v1", variant) for variant in VARIANTS),
+    *(("Acrobot-v1", variant) for variant in VARIANTS if "neighbors" not in variant),
     ("MountainCarContinuous-v0", "process"),
     ("MountainCarContinuous-v0", "PPO"),
     ("Pendulum-v1", "process"),
@@ -215,7 +228,7 @@ SHAPES = GRPO_SHAPES | SHORT_EPISODES | LONG_EPISODES | PPO_SHAPES | MUJOCO_PPO_
 
 
 def shape_of(env: str, variant: str) -> str:
-    return SHAPES[BEST[env][list(VARIANTS).index(variant)]]
+    return SHAPES.get(BEST[env][list(VARIANTS).index(variant)], "")
 
 
 def flags(env: str, variant: str, shape: str, discount: float | None = None) -> str:
@@ -259,7 +272,7 @@ def tuning():
         for variant, script in VARIANTS.items():
             shapes = ppo_shapes if variant == "PPO" else grpo_shapes
             settings = {name: flags(env, variant, shape) for name, shape in shapes.items()}
-            if env in BEST:
+            if shape_of(env, variant):
                 settings["another discount"] = another_discount(env, variant)
             for name, options in settings.items():
                 in_final = name in FINALISTS.get(env, {}).get(variant, ())
@@ -268,6 +281,42 @@ def tuning():
             if (env, variant) == ("LunarLander-v3", "PPO"):
                 for seed in (101, 102):
                     yield env, "PPO: RL-Zoo's, 1M steps", seed, STEPS[env], script, RL_ZOO, False
+
+
+# What is a neighbour? Chosen before the shapes, with the shapes of timestep and seeds of its own.
+NEIGHBOR_CHOICES = {
+    "k = 16": "",
+    "k = 4": "--num-neighbors 4",
+    "k = 64": "--num-neighbors 64",
+    "time counts 0": "--time-weight 0",
+    "time counts 3": "--time-weight 3",
+    "own group's steps": "--candidates group",
+    "2048 random steps": "--candidates 2048",
+}
+
+
+def neighbor_script(change: str) -> str:
+    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has an option for k alone."""
+    own = "weight" in change or "candidates" in change
+    return "docs/benchmark/neighbor_choices.py" if own else "grpo_rtg.py"
+
+
+def choices():
+    for seed in range(101, 106):
+        for env, shape in (
+            ("LunarLander-v3", "4x4 8:4 3e-3"),
+            ("Hopper-v5", "1x16 4:4 1e-3"),
+            ("MountainCarContinuous-v0", "4x4 8:4 3e-3"),
+        ):
+            steps = TUNING_STEPS[env]
+            base = flags(env, "return-to-go, timestep", SHAPES[shape])
+            yield env, "timestep", seed, steps, "grpo_rtg.py", base, False
+            base = flags(env, "return-to-go, neighbors", SHAPES[shape])
+            for name, change in NEIGHBOR_CHOICES.items():
+                if shape.startswith("1x") and change.endswith("group"):
+                    continue  # the own group is all there is
+                script, options = neighbor_script(change), f"{base} {change}"
+                yield env, f"neighbors: {name}", seed, steps, script, options, False
 
 
 def main():
@@ -374,4 +423,4 @@ def ablations():
                         )
 
 
-STUDIES = {"tuning": tuning, "main": main, "ablations": ablations}
+STUDIES = {"choices": choices, "tuning": tuning, "main": main, "ablations": ablations}
