@@ -114,37 +114,34 @@ def compute_advantages(
 def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     """For each step the mean of x [K, G, T] over the k nearest steps of other episodes (0: all).
 
-    Distances in obs and time count standard deviations; the steps of all K groups are candidates.
+    Distances in (obs, t) count standard deviations; the steps of all K groups are candidates.
     """
     steps = torch.cat([obs[mask].double(), mask.nonzero()[:, 2:]], -1)  # [S, D + 1]
-    steps -= steps[0].clone()  # exactly 0 in a coordinate without spread: it counts for nothing
-    spread = steps.std(0, correction=0)
+    steps -= steps[0].clone()  # a coordinate without spread is exactly 0, and 0/0 counts nothing
     x, mask, k = x.flatten(0, 1), mask.flatten(0, 1), k or mask.numel()  # [N, T], N = K·G
     places = torch.zeros(*mask.shape, steps.shape[1], device=mask.device)
-    places[mask] = ((steps - steps.mean(0)) / spread.where(spread > 0, torch.inf)).float()
-    squares, means = places.square().sum(-1).where(mask, torch.inf).flatten(), x.clone()
-    for rows in mask.nonzero().split(64):  # in blocks of B, for memory
-        i, t = rows.T
-        near = torch.addmm(squares, places[i, t], places.flatten(0, 1).T, alpha=-2)  # |a-b|² - |a|²
-        near = near.view(-1, *mask.shape).index_put(
-            (torch.arange(len(i)), i), torch.tensor(torch.inf)
-        )  # [B, N, T]
-        times = (
-            near.amin(1).topk(min(k, mask.shape[1]), largest=False).indices
-        )  # that hold the k nearest
-        near = near.gather(2, times[:, None].expand(-1, len(mask), -1)).flatten(1)
-        near, nearest = near.topk(min(k, near.shape[1]), largest=False)
-        values = x[:, times].transpose(0, 1).flatten(1).gather(1, nearest)
-        means[i, t] = values.where(near.isfinite(), torch.nan).nanmean(1)
-    return means.where(means.isfinite(), x).view(obs.shape[:3])  # alone: its own, advantage 0
+    places[mask] = ((steps - steps.mean(0)) / steps.std(0, correction=0)).nan_to_num(0).float()
+    squares = places.square().sum(-1).where(mask, torch.inf).flatten()
+    means = x.clone()
+    for i, t in (rows.T for rows in mask.nonzero().split(64)):  # a few at a time, for memory
+        # |a - b|² less |a|²: the same order
+        distances = torch.addmm(squares, places[i, t], places.flatten(0, 1).T, alpha=-2)
+        distances = distances.view(-1, *mask.shape)  # [B, N, T]
+        distances[torch.arange(len(i), device=i.device), i] = torch.inf  # its own episode's
+        # The k nearest are at the k times whose nearest are nearest: only these are searched.
+        times = distances.amin(1).topk(min(k, mask.shape[1]), largest=False).indices
+        at_times = distances.gather(2, times[:, None].expand(-1, len(mask), -1)).flatten(1)
+        nearest = at_times.topk(min(k, at_times.shape[1]), largest=False)
+        values = x[:, times].transpose(0, 1).flatten(1).gather(1, nearest.indices)
+        means[i, t] = values.where(nearest.values.isfinite(), torch.nan).nanmean(1)
+    return means.where(means.isfinite(), x).view(obs.shape[:3])  # without others: its own x
 
 
-def pad(episodes) -> Tensor:
-    """The observations of a rollout as a block [K, G, T, D], 0 in the padding."""
-    mask = episodes.mask
-    block = episodes.obs.new_zeros(*mask.shape, episodes.obs.shape[1])
-    block.flatten(0, 1).transpose(0, 1)[mask.flatten(0, 1).T] = episodes.obs
-    return block
+def pad(steps: Tensor, mask: Tensor) -> Tensor:
+    """Steps [S, D] in the order of Episodes.obs as a block [K, G, T, D], 0 in the padding."""
+    by_time = mask.flatten(0, 1).T[..., None]  # [T, N, 1]
+    block = steps.new_zeros(*by_time.shape[:2], steps.shape[1]).masked_scatter(by_time, steps)
+    return block.transpose(0, 1).reshape(*mask.shape, -1)
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
@@ -395,8 +392,9 @@ def train(args: Args) -> dict:
         if run.step + new_steps > args.total_timesteps:  # dropped
             return run.finish()
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
+        obs = pad(episodes.obs, episodes.mask)
         advantages = compute_advantages(
-            *blocks, args.gamma, args.norm_std, args.baseline, pad(episodes), args.num_neighbors
+            *blocks, args.gamma, args.norm_std, args.baseline, obs, args.num_neighbors
         )  # line 9
         batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1

@@ -327,7 +327,11 @@ def test_as_a_process_of_its_own():
 
     helped = python("--help")
     assert helped.returncode == 0
-    for option in ("--env-id", "--norm-std, --no-norm-std", "--baseline {group,timestep}"):
+    for option in (
+        "--env-id",
+        "--norm-std, --no-norm-std",
+        "--baseline {group,timestep,neighbors}",
+    ):
         assert option in helped.stdout
     failed = python("--group-size", "1")
     assert failed.returncode == 2 and failed.stdout == ""

@@ -29,9 +29,10 @@ COLOURS = {
     "process": "#CC79A7",
     "return-to-go": "#56B4E9",
     "return-to-go, timestep": "#0072B2",
+    "return-to-go, neighbors": "#009E73",
     "PPO": "#7f7f7f",
 }
-MARKERS = dict(zip(COLOURS, "sD^ov"))
+MARKERS = dict(zip(COLOURS, "sD^oPv"))
 TEXT = "#808080"  # as far from white as from black
 RESAMPLES = 2000
 ENOUGH = 5  # seeds that a result needs to be shown

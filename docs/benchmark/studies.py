@@ -287,6 +287,7 @@ def tuning():
 NEIGHBOR_CHOICES = {
     "k = 16": "",
     "k = 4": "--num-neighbors 4",
+    "k = 8": "--num-neighbors 8",
     "k = 64": "--num-neighbors 64",
     "time counts 0": "--time-weight 0",
     "time counts 3": "--time-weight 3",

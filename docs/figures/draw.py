@@ -8,6 +8,9 @@ variants.svg: the advantages of one group by every variant. A policy that has le
 LunarLander plays eight episodes from one start; each panel has a row for each member and a column
 for each time step.
 
+neighbors.svg: one step of the same group, the steps that --baseline neighbors compares it with, and
+those that --baseline timestep does.
+
 flow.svg: the way of a group from one seed to one update, with the numbers of a small group of
 CartPole.
 """
@@ -23,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from report import TEXT, save, use_style
+from report import TEXT, save, style, use_style
 
 import grpo_outcome
 import grpo_process
@@ -45,13 +48,18 @@ def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
     return envs, policy
 
 
-def draw_variants() -> None:
+def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rewards and mask [1, 8, T] and observations [1, 8, T, 8] of a LunarLander group, by return."""
     envs, policy = trained("LunarLander-v3", 200_000)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
-    rewards, mask = episodes.rewards, episodes.mask  # [1, 8, T]
-    order = rewards[0].sum(-1).argsort(descending=True)
-    rewards, mask = rewards[:, order], mask[:, order]
+    order = episodes.rewards[0].sum(-1).argsort(descending=True)
+    blocks = episodes.rewards, episodes.mask, grpo_rtg.pad(episodes.obs, episodes.mask)
+    return tuple(block[:, order] for block in blocks)
+
+
+def draw_variants(rewards, mask, obs) -> None:
     per_time_step = grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline="timestep")
+    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs)
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
             rewards, mask, 1.0
@@ -59,12 +67,15 @@ def draw_variants() -> None:
         "process: normalized rewards, summed from each step on": grpo_process.compute_advantages(
             rewards, mask, 1.0
         ),
-        "return-to-go, pooled: against all steps of the group": grpo_rtg.compute_advantages(
+        "return-to-go, group: against all steps of the group": grpo_rtg.compute_advantages(
             rewards, mask, 0.99
         ),
-        "return-to-go, per time step: against those alive at the same t": per_time_step,
+        "return-to-go, timestep: against those alive at the same t": per_time_step,
+        "return-to-go, neighbors: against the 16 nearest steps of the others": by_neighbors,
     }
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 8.5), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
+    )
     returns = rewards[0].sum(-1)
     for panel, (title, advantages) in zip(axes, panels.items()):
         shown = np.ma.masked_where(~mask[0].numpy(), advantages[0].numpy())
@@ -81,6 +92,43 @@ def draw_variants() -> None:
     axes[-1].set_xlabel("time step")
     figure.supylabel("the eight members, by their returns", fontsize=10)
     save(figure, "variants")
+
+
+def draw_neighbors(rewards, mask, obs, member: int, t: int, k: int = 16) -> None:
+    """Where the lander is at a step, where it is compared with, and what is still to come there."""
+    returns_to_go = grpo_rtg.discounted_sums(rewards, 0.99)[0]
+    steps = torch.cat([obs[mask], mask.nonzero()[:, 2:]], -1)  # [S, 9]
+    _, owner, time = mask.nonzero().T
+    [step] = ((owner == member) & (time == t)).nonzero()[0]
+    apart = ((steps - steps[step]) / steps.std(0)).norm(dim=1)
+    nearest = apart.where(owner != member, torch.inf).topk(k, largest=False).indices
+    same_time = ((time == t) & (owner != member)).nonzero()[:, 0]
+    ways, bars = plt.figure(figsize=(9, 4), layout="constrained").subplots(
+        1, 2, width_ratios=(2, 1)
+    )
+    for i in range(mask.shape[1]):
+        x, y = obs[0, i, mask[0, i], :2].T
+        own = i == member
+        ways.plot(x, y, color="#E69F00" if own else TEXT, linewidth=1.6 if own else 0.7, zorder=own)
+    groups = {
+        "the step": (torch.tensor([int(step)]), "#E69F00", "*", 15),
+        f"neighbors: its {k} nearest": (nearest, "#009E73", "o", 6),
+        f"timestep: the others at t = {t}": (same_time, "#0072B2", "^", 7),
+    }
+    for y, (name, (index, colour, marker, size)) in enumerate(groups.items()):
+        ways.plot(*steps[index, :2].T, marker, color=colour, markersize=size, zorder=3, label=name)
+        values = returns_to_go[owner[index], time[index]]
+        bars.plot(values, [y] * len(index), marker, color=colour, alpha=0.5, markersize=size)
+        bars.plot([values.mean()] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2.5)
+        label = f"{values.mean():.1f}" if y == 0 else f"mean {values.mean():.1f}"
+        bars.annotate(label, (values.mean(), y - 0.36), ha="center", color=colour)
+    ways.set(xlabel="horizontal position", ylabel="height")
+    ways.legend(loc="upper left", frameon=False, fontsize=9, labelcolor="linecolor")
+    bars.margins(x=0.15)
+    bars.set(xlabel="return-to-go", yticks=[], ylim=(2.6, -0.7))
+    for axes in (ways, bars):
+        style(axes)
+    save(ways.figure, "neighbors")
 
 
 def draw_flow() -> None:
@@ -146,4 +194,6 @@ def draw_flow() -> None:
 if __name__ == "__main__":
     use_style()
     draw_flow()
-    draw_variants()
+    group = landings()
+    draw_variants(*group)
+    draw_neighbors(*group, member=6, t=110)
