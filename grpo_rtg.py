@@ -64,7 +64,7 @@ class Args:
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "neighbors"] = "group"  # which steps the mean is of
-    num_neighbors: int = 16  # k of --baseline neighbors (0: all steps of other episodes)
+    num_neighbors: int = 64  # k of --baseline neighbors (0: all steps of other episodes)
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 1  # μ: passes over an iteration's steps
@@ -95,7 +95,7 @@ class Args:
 
 
 def compute_advantages(
-    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None, num_neighbors=16
+    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None, num_neighbors=64
 ) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
@@ -121,12 +121,12 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     x, mask, k = x.flatten(0, 1), mask.flatten(0, 1), k or mask.numel()  # [N, T], N = K·G
     places = torch.zeros(*mask.shape, steps.shape[1], device=mask.device)
     places[mask] = ((steps - steps.mean(0)) / steps.std(0, correction=0)).nan_to_num(0).float()
-    squares = places.square().sum(-1).where(mask, torch.inf).flatten()
     means = x.clone()
     for i, t in (rows.T for rows in mask.nonzero().split(64)):  # a few at a time, for memory
-        # |a - b|² less |a|²: the same order
-        distances = torch.addmm(squares, places[i, t], places.flatten(0, 1).T, alpha=-2)
-        distances = distances.view(-1, *mask.shape)  # [B, N, T]
+        near = places - places[i, t].mean(0)  # where what is near is small, and rounded less
+        squares = near.square().sum(-1).where(mask, torch.inf).flatten()
+        distances = torch.addmm(squares, near[i, t], near.flatten(0, 1).T, alpha=-2)
+        distances = distances.view(-1, *mask.shape)  # [B, N, T]: |a - b|² - |a|²
         distances[torch.arange(len(i), device=i.device), i] = torch.inf  # its own episode's
         # The k nearest are at the k times whose nearest are nearest: only these are searched.
         times = distances.amin(1).topk(min(k, mask.shape[1]), largest=False).indices

@@ -1,6 +1,6 @@
 """grpo_rtg.py --baseline neighbors with another choice of neighbours, for the ablations.
 
-    python docs/benchmark/neighbor_choices.py --time-weight 0 --env-id CartPole-v1 --baseline neighbors
+    python docs/benchmark/neighbor_choices.py --time-weight 0 --baseline neighbors --seed 2
 
 --time-weight W (1): what a standard deviation of time counts beside one of a coordinate
 --candidates iteration, group or N: all groups' steps, the own group's, or N random ones of all

@@ -285,10 +285,11 @@ def tuning():
 
 # What is a neighbour? Chosen before the shapes, with the shapes of timestep and seeds of its own.
 NEIGHBOR_CHOICES = {
-    "k = 16": "",
+    "k = 64": "",
     "k = 4": "--num-neighbors 4",
     "k = 8": "--num-neighbors 8",
-    "k = 64": "--num-neighbors 64",
+    "k = 16": "--num-neighbors 16",
+    "k = 256": "--num-neighbors 256",
     "time counts 0": "--time-weight 0",
     "time counts 3": "--time-weight 3",
     "own group's steps": "--candidates group",

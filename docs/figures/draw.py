@@ -49,7 +49,7 @@ def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
 
 
 def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rewards and mask [1, 8, T] and observations [1, 8, T, 8] of a LunarLander group, by return."""
+    """Rewards, mask [1, 8, T] and observations [1, 8, T, 8] of a LunarLander group, by return."""
     envs, policy = trained("LunarLander-v3", 200_000)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
     order = episodes.rewards[0].sum(-1).argsort(descending=True)
