@@ -119,15 +119,14 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     steps = torch.cat([obs[mask].double(), mask.nonzero()[:, 2:]], -1)  # [S, D + 1]
     steps -= steps[0].clone()  # a coordinate without spread is exactly 0, and 0/0 counts nothing
     x, mask, k = x.flatten(0, 1), mask.flatten(0, 1), k or mask.numel()  # [N, T], N = K·G
-    places = torch.zeros(*mask.shape, steps.shape[1], device=mask.device)
-    places[mask] = ((steps - steps.mean(0)) / steps.std(0, correction=0)).nan_to_num(0).float()
-    means = x.clone()
+    places = steps.new_zeros(*mask.shape, steps.shape[1])  # float64: float32 takes t + 1 for t
+    places[mask] = ((steps - steps.mean(0)) / steps.std(0, correction=0)).nan_to_num(0)
+    squares, means = places.square().sum(-1).where(mask, torch.inf).flatten(), x.clone()
     for i, t in (rows.T for rows in mask.nonzero().split(64)):  # a few at a time, for memory
-        near = places - places[i, t].mean(0)  # where what is near is small, and rounded less
-        squares = near.square().sum(-1).where(mask, torch.inf).flatten()
-        distances = torch.addmm(squares, near[i, t], near.flatten(0, 1).T, alpha=-2)
-        distances = distances.view(-1, *mask.shape)  # [B, N, T]: |a - b|² - |a|²
-        distances[torch.arange(len(i), device=i.device), i] = torch.inf  # its own episode's
+        # |a - b|² - |a|²: the order of the distances
+        distances = torch.addmm(squares, places[i, t], places.flatten(0, 1).T, alpha=-2)
+        distances = distances.view(-1, *mask.shape)  # [B, N, T]
+        distances[torch.arange(len(i), device=i.device), i] = torch.inf  # its own episode
         # The k nearest are at the k times whose nearest are nearest: only these are searched.
         times = distances.amin(1).topk(min(k, mask.shape[1]), largest=False).indices
         at_times = distances.gather(2, times[:, None].expand(-1, len(mask), -1)).flatten(1)

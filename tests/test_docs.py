@@ -170,11 +170,14 @@ def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys)
 
 GROUP = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
 MASK = torch.tensor([[[1, 1, 1], [1, 1, 0], [1, 0, 0]]], dtype=torch.bool)
+OBS = torch.tensor([[[0.0, 2, 2], [6, 6, 0], [2, 0, 0]]])[..., None]
+NEIGHBORS = {"baseline": "neighbors", "obs": OBS, "num_neighbors": 1}
 WORKED = [
     ("grpo_outcome", {}, [1, 1, 1, 0, 0, -1]),
     ("grpo_process", {}, [-0.477, 0.000, 0.477, 0.000, 1.430, 0.477]),
     ("grpo_rtg", {}, [1.550, 0.221, -1.107, 0.221, 0.221, -1.107]),
     ("grpo_rtg", {"baseline": "timestep"}, [1.581, 0, 0, 0, 0, -1.581]),
+    ("grpo_rtg", NEIGHBORS, [1.348, 0.674, -0.674, 0.674, 0, -1.348]),
 ]
 
 

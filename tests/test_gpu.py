@@ -38,6 +38,20 @@ def test_the_first_update_is_the_cpus(env_id):
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_the_neighbors_are_the_cpus():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(70) < torch.randint(20, 71, (3, 4, 1), generator=generator)
+    rewards, obs = (torch.randn(3, 4, 70, *n, generator=generator) for n in ((), (5,)))
+    ends = [
+        grpo_rtg.compute_advantages(*blocks, 0.99, True, "neighbors", obs.to(device), 16)
+        for device, blocks in (
+            ("cpu", (rewards, mask)),
+            ("cuda", (rewards.cuda(), mask.cuda())),
+        )
+    ]
+    torch.testing.assert_close(ends[1].cpu(), ends[0], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("network", [grpo_rtg.Policy, ppo.ActorCritic])
 def test_sampling_is_the_cpus(network):
     env = grpo_rtg.make_env("Pendulum-v1")

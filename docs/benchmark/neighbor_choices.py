@@ -37,7 +37,7 @@ def nearest_mean(
         chosen = torch.randperm(len(steps), generator=torch.Generator().manual_seed(0))
         chosen = chosen[: int(candidates)]
     values, means = x[mask][chosen], []
-    others, places = steps[chosen].float(), steps.float()
+    others, places = steps[chosen], steps
     for rows in torch.arange(len(steps)).split(64):
         distance = torch.cdist(places[rows], others)
         distance[episode[rows, None] == episode[chosen]] = torch.inf
