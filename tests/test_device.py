@@ -70,6 +70,8 @@ def test_a_whole_run_is_the_cpus(script, env_id, device, capsys):
     flags |= {"eval_interval": 1000, "update_epochs": 2, "num_minibatches": 3}
     if script != "ppo":
         flags |= {"kl_coef": 0.1, "ref_update_interval": 2, "loss_agg": "trajectory"}
+    if script == "grpo_rtg":
+        flags |= {"baseline": "neighbors"}
     Torch.chosen.clear()
     there = module.train(module.Args(cuda=True, **flags))
     assert Torch.chosen == [DEVICE]

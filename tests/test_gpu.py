@@ -10,6 +10,7 @@ import torch
 import grpo_rtg
 import ppo
 from tests import child
+from tests.test_neighbors import block, compute
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -38,18 +39,14 @@ def test_the_first_update_is_the_cpus(env_id):
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_neighbors_are_the_cpus():
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.arange(70) < torch.randint(20, 71, (3, 4, 1), generator=generator)
-    rewards, obs = (torch.randn(3, 4, 70, *n, generator=generator) for n in ((), (5,)))
-    ends = [
-        grpo_rtg.compute_advantages(*blocks, 0.99, True, "neighbors", obs.to(device), 16)
-        for device, blocks in (
-            ("cpu", (rewards, mask)),
-            ("cuda", (rewards.cuda(), mask.cuda())),
-        )
-    ]
-    torch.testing.assert_close(ends[1].cpu(), ends[0], rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_neighbors_are_the_cpus(constant):
+    """49 steps of a constant coordinate, too, whose mean 49 times 1/49 of it would miss."""
+    rewards, mask, obs = block([9, 15, 11, 2], [3, 1, 7, 1], dims=4)
+    obs[..., 0] = 0.1 if constant else obs[..., 0]
+    expected = compute(rewards, mask, obs)
+    given = compute(*(x.cuda() for x in (rewards, mask, obs)))
+    torch.testing.assert_close(given.cpu(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("network", [grpo_rtg.Policy, ppo.ActorCritic])
