@@ -276,6 +276,17 @@ def ablation_table(table) -> str:
     return "\n".join(lines)
 
 
+def neighbor_table(table) -> str:
+    """A row for each choice of neighbours: greedy and training returns."""
+    lines = ["| environment | setting | greedy | training | seeds | seconds |", "|-|-|-|-|-|-|"]
+    for env, settings in table.items():
+        for setting, runs in settings.items():
+            cells = [cell(env, final(runs, column)) for column in ("greedy", "train_return")]
+            seconds = f"{np.median(final(runs, 'seconds')):.0f}"
+            lines.append(f"| {env} | {setting} | {' | '.join(cells)} | {len(runs)} | {seconds} |")
+    return "\n".join(lines)
+
+
 def style(axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=TEXT, linewidth=0.5)
@@ -507,6 +518,7 @@ def main() -> None:
     }
     tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
     tables |= {"ablations": (ablation_table, "ablations")}
+    tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
     for script in set(studies.VARIANTS.values()):
         variants = [name for name, file in studies.VARIANTS.items() if file == script]
         tables[Path(script).stem] = (partial(script_table, names=variants), "main")

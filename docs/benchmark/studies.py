@@ -314,11 +314,23 @@ def choices():
             base = flags(env, "return-to-go, timestep", SHAPES[shape])
             yield env, "timestep", seed, steps, "grpo_rtg.py", base, False
             base = flags(env, "return-to-go, neighbors", SHAPES[shape])
-            for name, change in NEIGHBOR_CHOICES.items():
-                if shape.startswith("1x") and change.endswith("group"):
-                    continue  # the own group is all there is
-                script, options = neighbor_script(change), f"{base} {change}"
-                yield env, f"neighbors: {name}", seed, steps, script, options, False
+            yield from neighbor_jobs(env, seed, steps, base, NEIGHBOR_CHOICES)
+
+
+def neighbor_jobs(env: str, seed: int, steps: int, base: str, changes: dict[str, str]):
+    for name, change in changes.items():
+        if "--num-groups 1 " in base and change.endswith("group"):
+            continue  # the own group is all there is
+        yield env, name, seed, steps, neighbor_script(change), f"{base} {change}", False
+
+
+def neighbors():
+    """The same choices, and seeded starts, with the tuned flags and the reported seeds."""
+    for seed in SEEDS:
+        for env in ("CartPole-v1", "LunarLander-v3", "Hopper-v5"):
+            base = tuned(env, "return-to-go, neighbors")
+            changes = NEIGHBOR_CHOICES | {"unseeded": "--no-seed-groups"}
+            yield from neighbor_jobs(env, seed, TUNING_STEPS[env], base, changes)
 
 
 def main():
@@ -426,3 +438,4 @@ def ablations():
 
 
 STUDIES = {"choices": choices, "tuning": tuning, "main": main, "ablations": ablations}
+STUDIES |= {"neighbors": neighbors}
