@@ -29,7 +29,7 @@ import io
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -306,6 +306,12 @@ def train(args: Args) -> dict:
 
 # --- The program around the algorithm ---
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6",
+#   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
+# ///
+
 
 class UserError(ValueError):
     """What the user can put right: main prints the sentence and exits with status 2."""
@@ -468,7 +474,8 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 class Run:
     """What a run trains and how far it is, kept in checkpoints, and its files."""
 
-    PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns", "kept"
+    PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "untrained"
+    PROGRESS += "eval_returns", "kept"
 
     def __init__(self, args: Args):
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -493,7 +500,8 @@ class Run:
         self.running = Running(self.envs, self.rng)
         self.kept = gather((self.rng.bit_generator.state, *self.running.state()))  # of all ranks
         self.iteration, self.step, self.seconds = 0, 0, 0.0
-        self.recent, self.eval_returns = [], []  # the last 100 training episodes, and evaluation
+        self.recent = []  # returns of the last 100 training episodes
+        self.untrained, self.eval_returns = [], []  # of the evaluations before training, and last
         self.best, self.evaluated = -np.inf, -1  # best mean evaluation, step of the last one
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
@@ -512,6 +520,9 @@ class Run:
             self.open_logs()
             print("Device:", "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
             print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
+            if self.step == 0:
+                few = replace(args, eval_episodes=min(args.eval_episodes, 10), render=False)
+                self.untrained = evaluate(policy, few).tolist()
         progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
         self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
         self.evaluate_and_save()
@@ -589,6 +600,8 @@ class Run:
         save(model, self.args, policy=self.trained["policy"].state_dict())
         self.evaluate_and_save(finished=True)
         self.writer.close()
+        if np.mean(self.eval_returns[: len(self.untrained)]) <= np.mean(self.untrained):
+            print("It plays no better than before training: docs/environments.md says what to try.")
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         module = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""  # see load
         print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render{module}")

@@ -182,8 +182,8 @@ def test_files_hold_what_is_promised(script, finished):
     run_dir = finished(script)
     assert {path.suffix for path in run_dir.iterdir()} == {".pt", ".0"}  # three and the curves
     trained = ["policy", "optimizer"] if script == "ppo" else ["policy", "reference", "optimizer"]
-    progress = ["iteration", "step", "seconds", "recent", "best", "evaluated", "eval_returns"]
-    progress += ["kept" if script == "ppo" else "rngs"]
+    progress = ["iteration", "step", "seconds", "recent", "best", "evaluated"]
+    progress += ["untrained", "eval_returns", "kept" if script == "ppo" else "rngs"]
     assert list(read(run_dir / "checkpoint.pt")) == ["script", "args", *trained, *progress]
     assert list(read(run_dir / "model.pt")) == ["script", "args", "policy"]
     assert list(read(run_dir / "best.pt")) == ["script", "args", "policy"]

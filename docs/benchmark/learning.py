@@ -35,7 +35,7 @@ def run(command: list[str], seed: int, folder: str) -> dict[str, float]:
             f"{' '.join(script)} ended with status {done.returncode}:\n{done.stderr}"
         )
     return {
-        name: float(re.search(text, done.stdout)[1].replace(",", ""))
+        name: float(re.findall(text, done.stdout)[-1].replace(",", ""))
         for name, text in PRINTED.items()
     }
 
