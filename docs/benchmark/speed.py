@@ -9,6 +9,7 @@ networks grow.
     python docs/benchmark/speed.py environments
     python docs/benchmark/speed.py processes
     python docs/benchmark/speed.py own
+    python docs/benchmark/speed.py neighbors
     python docs/benchmark/speed.py gpu
 
 Every run is a process of its own with one thread. Runs take turns, one seed of each after the
@@ -33,6 +34,8 @@ rate, so that both play episodes of the same length.
 
 own: what the environment's own rate would be if each random action were drawn at its step, as
 examples do, and not beforehand, as everywhere else here.
+
+neighbors: what the search for neighbours costs beside --baseline timestep, in turns.
 """
 
 import argparse
@@ -569,8 +572,25 @@ def own(args) -> None:
         )
 
 
+def neighbors(args) -> None:
+    shape = "--num-groups 4 --group-size 4 --update-epochs 8 --num-minibatches 4"
+    shape += " --learning-rate 3e-3 --clip-coef 0.2 --total-timesteps"
+    print("| environment, steps | timestep, µs per step | neighbors | ratio |\n|-|-|-|-|")
+    for env_id, steps in (("CartPole-v1", 200_000), ("LunarLander-v3", 300_000)):
+        flags = [*shape.split(), str(steps), "--env-id", env_id, "--baseline"]
+        baselines = {name: [*flags, name] for name in ("timestep", "neighbors")}
+        rows = rows_of(baselines, env_id, repeats=5)
+        for result in (*rows["timestep"], *rows["neighbors"]):
+            result["time"] = 1e6 / result["rate"]
+        pairs = zip(rows["timestep"], rows["neighbors"])
+        ratios = [{"ratio": other["time"] / one["time"]} for one, other in pairs]
+        times = " | ".join(cell(results, "time", 1) for results in rows.values())
+        print(f"| {env_id}, {steps:,} | {times} | {cell(ratios, 'ratio', 2)} |")
+
+
 TABLES = {
-    table.__name__: table for table in (compare, parts, grow, gpu, environments, processes, own)
+    table.__name__: table
+    for table in (compare, parts, grow, gpu, environments, processes, own, neighbors)
 }
 
 
