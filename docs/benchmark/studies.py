@@ -144,7 +144,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x16 4:4 1e-3",
         "4x4 8:4 3e-3",
         "2x16 8:8 1e-3",
-        "",
+        "2x16 8:8 1e-3",
         "16x64 4:4 4e-3",
     ],
     "Acrobot-v1": [
@@ -152,7 +152,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x16 4:4 1e-3",
         "1x16 4:4 1e-3",
         "4x4 8:4 3e-3",
-        "",
+        "1x32 1:16 1e-2",
         "16x64 4:4 4e-3",
     ],
     "MountainCarContinuous-v0": [
@@ -160,7 +160,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "4x4 8:4 3e-3",
         "2x16 8:8 1e-3",
         "4x4 8:4 3e-3",
-        "",
+        "4x4 8:4 3e-3",
         "8x256 10:16 1e-3",
     ],
     "Pendulum-v1": [
@@ -168,7 +168,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
-        "",
+        "4x4 8:4 3e-3",
         "8x256 10:16 1e-3",
     ],
     "FrozenLake-v1": [
@@ -176,7 +176,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "32x4 4:4 1e-3",
         "2x16 4:8 5e-4",
         "8x16 4:4 1e-3",
-        "",
+        "16x8 4:4 3e-3",
         "8x256 10:16 1e-3",
     ],
     "LunarLander-v3": [
@@ -184,7 +184,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "2x16 4:8 5e-4",
         "4x4 8:4 3e-3",
         "4x4 8:4 3e-3",
-        "",
+        "4x4 8:4 3e-3",
         "8x256 10:16 1e-3",
     ],
     "Hopper-v5": [
