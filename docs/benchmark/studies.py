@@ -192,7 +192,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x8 8:32 3e-4",
         "1x4 8:16 1e-3",
         "1x16 4:4 1e-3",
-        "",
+        "2x16 8:8 1e-3",
         "1x2048 10:32 1e-3",
     ],
     "HalfCheetah-v5": [
@@ -206,12 +206,14 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
 }
 OTHER = {  # environments and variants for which "another discount" was better still
     ("CartPole-v1", "outcome"),
-    *(("Acrobot-v1", variant) for variant in VARIANTS if "neighbors" not in variant),
+    *(("Acrobot-v1", variant) for variant in VARIANTS),
     ("MountainCarContinuous-v0", "process"),
+    ("MountainCarContinuous-v0", "return-to-go, neighbors"),
     ("MountainCarContinuous-v0", "PPO"),
     ("Pendulum-v1", "process"),
     ("Pendulum-v1", "PPO"),
     ("FrozenLake-v1", "outcome"),
+    ("FrozenLake-v1", "return-to-go, neighbors"),
     ("FrozenLake-v1", "PPO"),
     ("LunarLander-v3", "process"),
     ("Hopper-v5", "process"),
