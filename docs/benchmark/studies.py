@@ -53,6 +53,7 @@ FINALISTS = {
         "process": ("another discount", "1x8 8:32 3e-4"),
         "return-to-go": ("1x4 8:16 1e-3", "1x4 8:16 3e-3"),
         "return-to-go, timestep": ("1x16 4:4 1e-3", "another discount"),
+        "return-to-go, neighbors": ("2x16 8:8 1e-3", "another discount"),
         "PPO": ("1x2048 10:32 1e-3", "4x512 10:32 1e-3"),
     },
     "HalfCheetah-v5": {
@@ -60,6 +61,7 @@ FINALISTS = {
         "process": ("another discount", "1x8 8:16 3e-3"),
         "return-to-go": ("1x4 8:16 3e-3", "another discount"),
         "return-to-go, timestep": ("another discount", "1x4 8:16 1e-3"),
+        "return-to-go, neighbors": ("another discount", "1x4 8:16 1e-3"),
         "PPO": ("1x512 10:16 3e-4", "1x2048 10:32 1e-3"),
     },
 }
@@ -200,7 +202,7 @@ BEST = {  # of the shapes, for each environment in the order of VARIANTS
         "1x8 8:16 3e-3",
         "1x4 8:16 3e-3",
         "1x4 8:16 1e-3",
-        "",
+        "1x4 8:16 1e-3",
         "1x512 10:16 3e-4",
     ],
 }
