@@ -59,7 +59,7 @@ def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def draw_variants(rewards, mask, obs) -> None:
     per_time_step = grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline="timestep")
-    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs)
+    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs, 16)
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
             rewards, mask, 1.0
