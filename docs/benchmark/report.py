@@ -90,12 +90,16 @@ def load(study: str) -> dict[str, dict[str, list]]:
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
         if job.key in runs and runs[job.key][-1]["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
-    if study == "main":  # shown once all variants have seeds enough for an interval
-        counts = {
-            env: [len(variants.get(name, [])) for name in studies.VARIANTS]
-            for env, variants in table.items()
-        }
-        table = {env: variants for env, variants in table.items() if min(counts[env]) >= ENOUGH}
+    if study == "main":  # the seeds that all variants have, where they are enough for an interval
+        for env, variants in list(table.items()):
+            done = [{rows[-1]["seed"] for rows in variants.get(x, [])} for x in studies.VARIANTS]
+            common = set.intersection(*done)
+            table[env] = {
+                name: [rows for rows in runs if rows[-1]["seed"] in common]
+                for name, runs in variants.items()
+            }
+            if len(common) < ENOUGH:
+                del table[env]
     return table
 
 
@@ -415,7 +419,7 @@ def draw_summary(table) -> None:
     handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=v)[0] for v in offsets]
     left.legend(
         handles=handles,
-        ncols=5,
+        ncols=6,
         loc="lower left",
         bbox_to_anchor=(-0.02, 1),
         frameon=False,

@@ -220,9 +220,11 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("LunarLander-v3", "process"),
     ("Hopper-v5", "process"),
     ("Hopper-v5", "return-to-go, timestep"),
+    ("Hopper-v5", "return-to-go, neighbors"),
     ("HalfCheetah-v5", "process"),
     ("HalfCheetah-v5", "return-to-go"),
     ("HalfCheetah-v5", "return-to-go, timestep"),
+    ("HalfCheetah-v5", "return-to-go, neighbors"),
 }
 FINAL_CHOICE = {  # shapes that the second round preferred to the first round's best
     ("HalfCheetah-v5", "outcome"): "1x8 8:16 1e-3",
