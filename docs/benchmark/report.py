@@ -88,18 +88,16 @@ def load(study: str) -> dict[str, dict[str, list]]:
     """
     runs, table = run.read(run.RESULTS / f"{study}.csv"), {}
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
+        if study == "main" and job.env in studies.MUJOCO and job.seed > ENOUGH:
+            continue  # of those ten seeds only some variants have more than five
         if job.key in runs and runs[job.key][-1]["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
-    if study == "main":  # the seeds that all variants have, where they are enough for an interval
-        for env, variants in list(table.items()):
-            done = [{rows[-1]["seed"] for rows in variants.get(x, [])} for x in studies.VARIANTS]
-            common = set.intersection(*done)
-            table[env] = {
-                name: [rows for rows in runs if rows[-1]["seed"] in common]
-                for name, runs in variants.items()
-            }
-            if len(common) < ENOUGH:
-                del table[env]
+    if study == "main":  # shown once all variants have seeds enough for an interval
+        counts = {
+            env: [len(variants.get(name, [])) for name in studies.VARIANTS]
+            for env, variants in table.items()
+        }
+        table = {env: variants for env, variants in table.items() if min(counts[env]) >= ENOUGH}
     return table
 
 
