@@ -119,7 +119,7 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     steps = torch.cat([obs[mask].double(), mask.nonzero()[:, 2:]], -1)  # [S, D + 1]
     steps -= steps[0].clone()  # a coordinate without spread is exactly 0, and 0/0 counts nothing
     x, mask, k = x.flatten(0, 1), mask.flatten(0, 1), k or mask.numel()  # [N, T], N = K·G
-    places = steps.new_zeros(*mask.shape, steps.shape[1])  # float64: float32 takes t + 1 for t
+    places = steps.new_zeros(*mask.shape, steps.shape[1])  # float64, or near steps would tie
     places[mask] = ((steps - steps.mean(0)) / steps.std(0, correction=0)).nan_to_num(0)
     squares, means = places.square().sum(-1).where(mask, torch.inf).flatten(), x.clone()
     for i, t in (rows.T for rows in mask.nonzero().split(64)):  # a few at a time, for memory
