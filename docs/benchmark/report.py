@@ -1,4 +1,5 @@
-"""The study's tables and figures in docs/, from the CSVs that run.py and random_policy.py wrote.
+"""The study's tables and figures in docs/, from the CSVs that run.py, boxes.py and
+random_policy.py wrote.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/report.py
@@ -13,6 +14,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+import boxes
 import gymnasium as gym
 import matplotlib.pyplot as plt
 import numpy as np
@@ -520,6 +522,7 @@ def main() -> None:
     }
     tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
     tables |= {"ablations": (ablation_table, "ablations")}
+    tables |= {"boxes": (lambda _: boxes.table(boxes.read()), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
     for script in set(studies.VARIANTS.values()):
         variants = [name for name, file in studies.VARIANTS.items() if file == script]

@@ -1,0 +1,436 @@
+"""What a newcomer gets out of the box: with an environment's name and no other setting, here, from
+Stable-Baselines3's PPO and from CleanRL's.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/benchmark/boxes.py --seeds 1-5
+    python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
+    python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
+    python docs/benchmark/boxes.py --table                     # of what has been run
+    python docs/benchmark/boxes.py --draw CartPole-v1 Hopper-v5
+
+Runs take turns: for each seed, each environment, each entry, in a process of its own with one
+thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated. The
+entries: this project's scripts (with --norm-obs on Hopper and HalfCheetah), SB3's PPO with its
+defaults and with the settings that RL-Zoo found for the environment, CleanRL's ppo.py or
+ppo_continuous_action.py.
+
+A training return is the mean of the last 100 training episodes' returns, undiscounted and not
+normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it
+first was the threshold, counted from the first environment step; start_up is the time before that
+(this project's scripts play ten episodes in it). This project's episodes count when their rollout
+is complete. seconds is the whole training, peak the MiB of memory until its end. greedy is the mean
+of 100 episodes after it, with the likeliest actions. curve has (steps, seconds, training return) at
+each 50th of the budget.
+
+CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
+steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no
+returns), where LunarLander-v3, Hopper-v5 and HalfCheetah-v5 have not come yet: it gets v2 and v4.
+It has no greedy return: ppo.py stores no model, and the one of ppo_continuous_action.py lacks the
+statistics of the observations it was trained on.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import mean
+from threading import Lock
+from typing import NamedTuple
+
+import speed
+
+CSV = Path(__file__).parent / "results" / "boxes.csv"
+NUMBERS = ["steps", "reach_steps", "reach_seconds", "training", "greedy"]
+NUMBERS += ["seconds", "start_up", "peak"]
+COLUMNS = ["env", "entry", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
+WINDOW, POINTS, EPISODES = 100, 50, 100  # of a mean, of a curve, of the greedy evaluation
+SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
+
+
+class Environment(NamedTuple):
+    """Its budget, the return that is to be reached, and what CleanRL runs for it."""
+
+    steps: int
+    threshold: float
+    cleanrl: str
+    flags: str = ""  # of this project's scripts
+
+
+ENVIRONMENTS = {
+    "CartPole-v1": Environment(200_000, 475, "ppo.py --env-id CartPole-v1"),
+    "Acrobot-v1": Environment(500_000, -100, "ppo.py --env-id Acrobot-v1"),
+    "Pendulum-v1": Environment(500_000, -200, "ppo_continuous_action.py --env-id Pendulum-v1"),
+    "LunarLander-v3": Environment(1_000_000, 200, "ppo.py --env-id LunarLander-v2"),
+    "Hopper-v5": Environment(
+        1_000_000, 2000, "ppo_continuous_action.py --env-id Hopper-v4", " --norm-obs"
+    ),
+    "HalfCheetah-v5": Environment(
+        1_000_000, 1500, "ppo_continuous_action.py --env-id HalfCheetah-v4", " --norm-obs"
+    ),
+}
+# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026), where Hopper
+# and HalfCheetah are v4. lin_x falls linearly to 0; wide stands for the policy_kwargs of both.
+ZOO = {
+    "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98}
+    | {"n_epochs": 20, "ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
+    "Acrobot-v1": {"normalize": True, "n_envs": 16, "n_steps": 256, "gae_lambda": 0.94}
+    | {"gamma": 0.99, "n_epochs": 4, "ent_coef": 0.0},
+    "Pendulum-v1": {"n_envs": 4, "n_steps": 1024, "gae_lambda": 0.95, "gamma": 0.9, "n_epochs": 10}
+    | {"ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2}
+    | {"use_sde": True, "sde_sample_freq": 4},
+    "LunarLander-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98}
+    | {"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01},
+    "Hopper-v5": {"normalize": True, "n_envs": 1, "batch_size": 32, "n_steps": 512, "gamma": 0.999}
+    | {"learning_rate": 9.80828e-05, "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5}
+    | {"gae_lambda": 0.99, "max_grad_norm": 0.7, "vf_coef": 0.835671, "wide": True},
+    "HalfCheetah-v5": {"normalize": True, "n_envs": 1, "batch_size": 64, "n_steps": 512}
+    | {"gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762, "clip_range": 0.1}
+    | {"n_epochs": 20, "gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096, "wide": True},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    env: str
+    entry: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.env, self.entry, str(self.seed)
+
+    @property
+    def command(self) -> str:
+        """What it does, in a line: a run whose line has changed since is run again."""
+        steps, _, cleanrl, flags = ENVIRONMENTS[self.env]
+        rest = f"--total-timesteps {steps} --seed {self.seed}"
+        if self.entry.startswith("CleanRL"):
+            return f"{cleanrl} {rest}"
+        if self.entry.startswith("SB3"):
+            settings = ZOO[self.env] if self.entry == RL_ZOO else {}
+            return f"SB3 PPO --env-id {self.env} {rest} {json.dumps(settings)}"
+        return f"{self.entry} --env-id {self.env} {rest}{flags}"
+
+
+def entries(env: str) -> list[str]:
+    """All that are compared on an environment."""
+    script, _, env_id = ENVIRONMENTS[env].cleanrl.split()
+    cleanrl = f"CleanRL {script}" + f" on {env_id}" * (env_id != env)
+    return [*(f"{name}.py" for name in speed.SCRIPTS), SB3, RL_ZOO, cleanrl]
+
+
+class Meter(speed.Meter):
+    """Steps, episodes and seconds of a run as it goes, and when its return reached a threshold."""
+
+    def __init__(self, threshold: float, budget: int, spawned: float):
+        super().__init__(spawned)
+        self.threshold, self.budget = threshold, budget
+        self.recent, self.curve = deque(maxlen=WINDOW), []
+
+    def add(self, returns: list[float], steps: int) -> None:
+        """Episodes that ended together, and all environment steps so far."""
+        self.steps = steps
+        self.recent.extend(returns)
+        if not returns or len(self.recent) < WINDOW:
+            return
+        point = steps, time.perf_counter() - self.first, mean(self.recent)
+        if self.reached[0] is None and point[2] >= self.threshold:
+            self.reached = point[:2]
+        last = self.curve[-1][0] if self.curve else 0
+        if steps * POINTS // self.budget > last * POINTS // self.budget:
+            self.curve.append(tuple(round(x, 3) for x in point))
+
+    def result(self) -> dict:
+        """A row's figures; call it when training ends."""
+        result = {"reach_steps": self.reached[0], "reach_seconds": self.reached[1]}
+        result |= {"seconds": time.perf_counter() - self.first, "start_up": self.start_up}
+        result |= {"training": mean(self.recent) if self.recent else None, "steps": self.steps}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return result | {"peak": peak, "curve": json.dumps(self.curve)}
+
+
+def run_script(job: dict) -> dict:
+    """One of this project's scripts, evaluated as it does by default; speed.py asks for less."""
+    script, *flags = job["command"].split()
+    module, ended = import_module(Path(script).stem), {}
+    train = module.train
+    module.train = lambda args: ended.update(train(replace(args, eval_episodes=EPISODES)))
+    result = speed.run_script(module.__name__, flags, job["spawned"])
+    return result | {"greedy": float(ended["eval_returns"].mean())}
+
+
+def run_sb3(job: dict) -> dict:
+    """Stable-Baselines3's PPO, with its defaults or RL-Zoo's settings."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    meter = speed.Meter(job["spawned"])
+
+    class Watch(BaseCallback):
+        def _on_rollout_start(self):
+            meter.start()
+
+        def _on_step(self):
+            ended = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            meter.add(ended, self.num_timesteps)
+            return True
+
+    settings = dict(ZOO[job["env"]]) if job["entry"] == RL_ZOO else {}
+    normalize, num_envs = settings.pop("normalize", False), settings.pop("n_envs", 1)
+    for name, value in settings.items():
+        if isinstance(value, str):
+            settings[name] = partial(float.__mul__, float(value.removeprefix("lin_")))
+    if settings.pop("wide", False):
+        settings["policy_kwargs"] = {"log_std_init": -2, "ortho_init": False}
+        settings["policy_kwargs"] |= {"activation_fn": torch.nn.ReLU}
+        settings["policy_kwargs"] |= {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}
+    env = make_vec_env(job["env"], num_envs, seed=job["seed"])
+    played = make_vec_env(job["env"], 10, seed=10**9)  # evaluated side by side, to be quicker
+    if normalize:
+        env = VecNormalize(env, gamma=settings["gamma"])
+        played = VecNormalize(played, training=False, norm_reward=False)
+        played.obs_rms = env.obs_rms
+    model = PPO("MlpPolicy", env, seed=job["seed"], device="cpu", **settings)
+    model.learn(job["steps"], callback=Watch())
+    result = meter.result()
+    greedy, _ = evaluate_policy(model, played, EPISODES, deterministic=True)
+    return result | {"greedy": float(greedy)}
+
+
+def run_cleanrl(job: dict) -> dict:
+    """One of CleanRL's scripts with its default flags, from what it prints."""
+    script, *flags = job["command"].split()
+    command = [job["python"], str(Path(job["cleanrl"], "cleanrl", script)), *flags, "--no-cuda"]
+    meter, env = speed.Meter(job["spawned"]), os.environ | {"PYTHONUNBUFFERED": "1"}
+    # its standard error is that of this process
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if found := re.search(r"step=(\d+), episodic_return=\[?\s*([-+.e\d]+)", line):
+                meter.start()
+                meter.add([float(found[2])], int(found[1]))
+    if process.returncode or not meter.steps:
+        sys.exit(f"CleanRL ended with status {process.returncode}, or printed no return.")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return meter.result() | {"peak": peak, "greedy": None}
+
+
+def one(job: dict) -> None:
+    """What a process started by execute does: a run, whose figures it prints."""
+    speed.Meter = partial(Meter, job["threshold"], job["steps"])
+    library = job["entry"].split()[0]
+    runner = {"SB3": run_sb3, "CleanRL": run_cleanrl}.get(library, run_script)
+    print(json.dumps(runner(job)))
+
+
+def execute(job: Job, cleanrl: str | None, python: str) -> dict:
+    """A run in a process and a folder of its own: its row of the CSV. RuntimeError if it fails."""
+    from run import commit
+
+    steps, threshold, *_ = ENVIRONMENTS[job.env]
+    todo = asdict(job) | {"command": job.command, "steps": steps, "threshold": threshold}
+    todo |= {"cleanrl": cleanrl, "python": python, "spawned": time.time()}
+    env = os.environ | speed.ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(Path(__file__).resolve()), "one", json.dumps(todo)]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(job.key)} failed:\n{done.stderr[-2000:]}")
+    result = asdict(job) | json.loads(done.stdout.splitlines()[-1]) | {"command": job.command}
+    result |= {"commit": commit(), "versions": versions(job, python)}
+    row = {name: result[name] for name in COLUMNS}
+    return {name: round(x, 3) if isinstance(x, float) else x for name, x in row.items()}
+
+
+def versions(job: Job, python: str) -> str:
+    """Of what computed a run."""
+    packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * ("SB3" in job.entry)
+    asked = f"from importlib.metadata import version as v; print(*map(v, {packages}))"
+    python = python if job.entry.startswith("CleanRL") else sys.executable
+    told = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
+    return ", ".join(f"{name} {number}" for name, number in zip(packages, told.stdout.split()))
+
+
+def read() -> dict[tuple, dict]:
+    """The rows of the CSV by environment, entry and seed."""
+    if not CSV.exists():
+        return {}
+    with open(CSV, newline="") as file:
+        return {(row["env"], row["entry"], row["seed"]): row for row in csv.DictReader(file)}
+
+
+def write(rows: dict[tuple, dict]) -> None:
+    """Write the CSV, whole or not at all."""
+    CSV.parent.mkdir(exist_ok=True)
+    with open(CSV.with_suffix(".part"), "w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(row for _, row in sorted(rows.items(), key=str))
+    CSV.with_suffix(".part").replace(CSV)
+
+
+def results(rows: dict[tuple, dict]) -> dict[str, dict[str, list[dict]]]:
+    """Runs with today's commands, in numbers: {environment: {entry: runs}}, in our order."""
+    found = {env: {entry: [] for entry in entries(env)} for env in ENVIRONMENTS}
+    for (env, entry, seed), row in rows.items():
+        if entry in found.get(env, ()) and row["command"] == Job(env, entry, int(seed)).command:
+            numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
+            found[env][entry].append(numbers | {"curve": json.loads(row["curve"])})
+    return {env: {x: runs for x, runs in of.items() if runs} for env, of in found.items()}
+
+
+def table(rows: dict[tuple, dict]) -> str:
+    """In Markdown, an environment after the other: medians over seeds, in brackets the range."""
+    lines = []
+    digits = {"greedy": 1, "training": 1, "reach_steps": 0, "reach_seconds": 1}
+    digits |= {"seconds": 0, "start_up": 1, "peak": 0}
+    head = "| | greedy | training | reach it | steps until then | seconds until then "
+    head += "| seconds, whole | start-up, s | peak MiB | seeds |\n" + "|-" * 10 + "|"
+    for env, by_entry in results(rows).items():
+        steps, threshold, *_ = ENVIRONMENTS[env]
+        lines += [f"\n**{env}**, {steps:,} steps, threshold {threshold}\n", head] * bool(by_entry)
+        for entry, runs in by_entry.items():
+            reached = sum(run["reach_steps"] is not None for run in runs)
+            cells = [speed.cell(runs, name, places) for name, places in digits.items()]
+            cells.insert(2, f"{reached / len(runs):.0%}")
+            lines.append(f"| {entry} | {' | '.join(cells)} | {len(runs)} |")
+    return "\n".join(lines).strip()
+
+
+def draw(rows: dict[tuple, dict], envs: list[str]) -> None:
+    """Training return against seconds, median and range over seeds, in docs/figures/boxes.svg. A
+    thin line goes on from a dot, where a run has ended, to its name.
+    """
+    import numpy as np
+    import report
+
+    ours = [report.COLOURS[name] for name in ("outcome", "process", "return-to-go", "PPO")]
+    looks = [*((colour, "-") for colour in ours), ("#D55E00", ":"), ("#009E73", "--")]
+    looks.append(("#0072B2", "-."))
+    report.use_style()
+    figure, panels = report.plt.subplots(len(envs), 1, figsize=(9, 3.6 * len(envs)), squeeze=False)
+    for axes, env in zip(panels.flat, envs):
+        runs = results(rows)[env]
+        curves = {  # [(steps, seconds, return), points] of each seed
+            entry: [np.array(run["curve"]).T for run in runs.get(entry, ()) if run["curve"]]
+            for entry in entries(env)
+        }
+        ends = {name: np.median([c[1, -1] for c in of]) for name, of in curves.items() if of}
+        if not ends:
+            sys.exit(f"boxes.py: {CSV.name} has no curves of {env}.")
+        last, finals = max(ends.values()), {}
+        for entry, (colour, dash) in zip(curves, looks):
+            if entry not in ends:
+                continue
+            first = max(c[1, 0] for c in curves[entry])
+            seconds = np.geomspace(min(first, ends[entry]), ends[entry], 200)
+            values = [np.interp(seconds, c[1], c[2]) for c in curves[entry]]
+            middle, band = np.median(values, 0), (np.min(values, 0), np.max(values, 0))
+            axes.fill_between(seconds, *band, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(seconds, middle, dash, color=colour, linewidth=1.8)
+            axes.plot(seconds[-1], middle[-1], "o", color=colour, markersize=4)
+            axes.plot([seconds[-1], last], [middle[-1]] * 2, color=colour, linewidth=0.6)
+            finals[entry] = middle[-1], colour
+        axes.axhline(ENVIRONMENTS[env].threshold, color=report.TEXT, linewidth=0.8, linestyle=":")
+        axes.set(xscale="log", xlim=(None, last))
+        axes.xaxis.set_major_formatter("{x:g}")
+        bottom, top = axes.get_ylim()
+        heights = np.array([final for final, _ in finals.values()])
+        places = report.spread(heights, (top - bottom) * 0.09, top)
+        for (entry, (final, colour)), place in zip(finals.items(), places):
+            end, label = (last, final), (1.05, (place - bottom) / (top - bottom))
+            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
+            line |= {"shrinkB": 0, "relpos": (0, 0.5)}
+            options = {"color": colour, "va": "center", "fontsize": 9, "arrowprops": line}
+            name = entry.replace(" ppo_continuous_action.py", "")  # which is CleanRL's
+            axes.annotate(name, end, label, textcoords="axes fraction", **options)
+        axes.set_title(f"{env}, {ENVIRONMENTS[env].steps:,} steps", loc="left", fontsize=10)
+        report.style(axes)
+    figure.supxlabel("seconds of training", fontsize=10)
+    figure.supylabel("mean return of the last 100 training episodes", fontsize=10)
+    figure.tight_layout()
+    report.save(figure, "boxes")
+
+
+def first_to_last(text: str) -> range:
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["one"]:
+        return one(json.loads(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=first_to_last, default="1-5", help="first-last")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side slow each other")
+    parser.add_argument(
+        "--only", default="", help="regular expression that 'environment entry seed' must match"
+    )
+    path = os.path.abspath  # runs have a folder of their own
+    parser.add_argument("--cleanrl", type=path, help="a checkout of CleanRL")
+    parser.add_argument(
+        "--cleanrl-python", type=path, default=sys.executable, help="an interpreter that can run it"
+    )
+    parser.add_argument("--table", action="store_true", help="print the table, run nothing")
+    parser.add_argument(
+        "--draw", nargs=2, choices=ENVIRONMENTS, metavar="ENV", help="two of them, run nothing"
+    )
+    args = parser.parse_args()
+    if args.draw:
+        return draw(read(), args.draw)
+    if args.table:
+        return print(table(read()))
+    script = args.cleanrl and Path(args.cleanrl, "cleanrl", "ppo.py")
+    for needed in (script, args.cleanrl_python) if script else ():
+        if not os.path.isfile(needed):
+            parser.error(f"There is no {needed}.")
+    if not args.cleanrl and "cleanrl" in args.only.lower():
+        parser.error("CleanRL's runs need --cleanrl CHECKOUT and --cleanrl-python PYTHON.")
+    jobs = [Job(env, x, seed) for seed in args.seeds for env in ENVIRONMENTS for x in entries(env)]
+    jobs = [job for job in jobs if args.cleanrl or not job.entry.startswith("CleanRL")]
+    jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
+    done, lock = read(), Lock()
+    todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {CSV.name}", file=sys.stderr)
+
+    def finish(job: Job) -> bool:
+        try:
+            row = execute(job, args.cleanrl, args.cleanrl_python)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return False
+        shown = {name: row[name] for name in NUMBERS}
+        with lock:
+            print(*job.key, shown, file=sys.stderr)
+            write(read() | {job.key: row})
+        return True
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = list(pool.map(finish, todo)).count(False)
+    print(table(read()))
+    if failed:
+        sys.exit(f"{failed} of {len(todo)} runs failed.")
+
+
+if __name__ == "__main__":
+    main()
