@@ -312,7 +312,8 @@ def test_training_commands_run(command, tmp_path):
 
 def written(command: list) -> list[tuple[str, str]]:
     """The pages and pictures before and after a command that writes some of them."""
-    paths = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "figures").glob("*.svg"))]
+    paths = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    paths += sorted((DOCS / "figures").glob("*.svg"))
     before = [path.read_text() for path in paths]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     return list(zip(before, [path.read_text() for path in paths]))

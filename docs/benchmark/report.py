@@ -232,6 +232,17 @@ def improvement_table(table) -> str:
     return "\n".join(lines)
 
 
+def overview_table(table) -> str:
+    """Greedy returns alone, a column for each variant: for README."""
+    names = list(studies.VARIANTS)
+    lines = [f"| environment, steps | {' | '.join(names)} |", "|-|" + "-|" * len(names)]
+    for env, runs in table.items():
+        cells = [cell(env, final(runs[name], "greedy")).partition(" [")[0] for name in names]
+        lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
+    overall = [f"{row['score'][0]:.2f}" for row in summary_rows(table).values()]
+    return "\n".join([*lines, f"| score over all | {' | '.join(overall)} |"])
+
+
 def command_table(_) -> str:
     lines = ["| environment | variant | command |", "|-|-|-|"]
     jobs = {
@@ -522,12 +533,13 @@ def main() -> None:
     }
     tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
     tables |= {"ablations": (ablation_table, "ablations")}
+    tables |= {"overview": (overview_table, "main")}
     tables |= {"boxes": (lambda _: boxes.table(boxes.read()), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
     for script in set(studies.VARIANTS.values()):
         variants = [name for name, file in studies.VARIANTS.items() if file == script]
         tables[Path(script).stem] = (partial(script_table, names=variants), "main")
-    for path in DOCS.glob("*.md"):
+    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         page = path.read_text()
         for name in re.findall(r"<!-- table (\w+) -->", page):
             make, study = tables[name]
