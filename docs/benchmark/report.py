@@ -369,7 +369,8 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
                     "shrinkB": 0,
                 },
             )
-        seeds = len(next(iter(variants.values())))
+        counts = sorted({len(runs) for runs in variants.values()})
+        seeds = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
         axes.set_title(f"{env}, {seeds} seeds", loc="left", fontsize=10)
         axes.xaxis.set_major_formatter(
             lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k"
@@ -430,7 +431,7 @@ def draw_summary(table) -> None:
     handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=v)[0] for v in offsets]
     left.legend(
         handles=handles,
-        ncols=6,
+        ncols=3,
         loc="lower left",
         bbox_to_anchor=(-0.02, 1),
         frameon=False,
