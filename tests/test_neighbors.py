@@ -1,7 +1,9 @@
 """--baseline neighbors against loops over plain Python floats, by hand, and its properties."""
 
+import importlib
 import math
 import statistics
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -245,3 +247,26 @@ def test_a_run(env_id, cli):
     args = ["--baseline", "neighbors", "--num-neighbors", 4, "--env-id", env_id]
     status, out, err = cli("grpo_rtg", *TINY["grpo_rtg"], *args, "--total-timesteps", 2000)
     assert status == 0 and "Trained" in out and "evaluation, 2 episodes" in out, err
+
+
+@pytest.mark.parametrize("k", [0, 2, 16])
+def test_the_program_of_the_ablations_has_this_baseline_and_others(k, monkeypatch):
+    """Its plain search finds the same; without time, or in the own group alone, something else."""
+    monkeypatch.syspath_prepend(str(Path(grpo_rtg.__file__).parent / "docs" / "benchmark"))
+    choices = importlib.import_module("neighbor_choices")
+    x, mask, obs = block([5, 9, 7], [8, 2, 6])
+    expected = grpo_rtg.nearest_mean(x, obs, mask, k)[mask]
+    assert torch.allclose(choices.nearest_mean(x, obs, mask, k)[mask], expected)
+    for group in (0, 1):  # its own, with the units of both
+        found = choices.nearest_mean(x, obs, mask, 0, candidates="group")[group][mask[group]]
+        alone = grpo_rtg.nearest_mean(*(y[group : group + 1] for y in (x, obs, mask)), 0)[0]
+        assert torch.allclose(found, alone[mask[group]])
+    seen = mask.cumsum(-1)[..., None].float()  # the time, as all that is observed
+    timeless = choices.nearest_mean(x, seen, mask, k, time_weight=0.0)[mask]
+    assert torch.allclose(timeless, choices.nearest_mean(x, seen, mask, k)[mask])
+    if k == 2:
+        assert not torch.allclose(
+            choices.nearest_mean(x, obs, mask, k, time_weight=0.0)[mask], expected
+        )
+    few = choices.nearest_mean(x, obs, mask, 0, candidates="5")[mask]
+    assert few.unique().numel() <= 7  # of at most five, less one's own
