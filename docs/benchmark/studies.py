@@ -291,22 +291,26 @@ def tuning():
 
 # What is a neighbour? Chosen before the shapes, with the shapes of timestep and seeds of its own.
 NEIGHBOR_CHOICES = {
-    "k = 64": "",
-    "k = 4": "--num-neighbors 4",
-    "k = 8": "--num-neighbors 8",
-    "k = 16": "--num-neighbors 16",
-    "k = 256": "--num-neighbors 256",
+    "neighbors": "",
+    "the nearest alone": "--episodes 1",
+    "the 4 nearest": "--episodes 4",
+    "not weighted": "--power 0",
+    "weighted by 1/d⁴": "--power 4",
+    "the 16 nearest steps": "--steps 16",
+    "the 64 nearest steps": "--steps 64",
     "time counts 0": "--time-weight 0",
     "time counts 3": "--time-weight 3",
-    "own group's steps": "--candidates group",
-    "2048 random steps": "--candidates 2048",
+    "own group only": "--candidates group",
 }
 
 
 def neighbor_script(change: str) -> str:
-    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has an option for k alone."""
-    own = "weight" in change or "candidates" in change
-    return "docs/benchmark/neighbor_choices.py" if own else "grpo_rtg.py"
+    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has no options for them."""
+    return (
+        "grpo_rtg.py"
+        if change in ("", "--no-seed-groups")
+        else "docs/benchmark/neighbor_choices.py"
+    )
 
 
 def choices():
