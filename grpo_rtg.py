@@ -16,8 +16,8 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares retu
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
 The mean is over the group's steps; with --baseline timestep over the members alive at t; with
-neighbors over the step of each other episode that is nearest in (s, t), the nearer the more it
-counts. std is the group's, of R - mean.
+neighbors over the nearest steps, in (s, t), of the other episodes that come nearest. std is the
+group's, of R - mean.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken between a rollout and its update
@@ -65,6 +65,7 @@ class Args:
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "neighbors"] = "group"  # which steps the mean is of
+    num_neighbors: int = 4  # k of --baseline neighbors: other episodes that count (0: all)
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 1  # μ: passes over an iteration's steps
@@ -95,27 +96,27 @@ class Args:
 
 
 def compute_advantages(
-    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None
+    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None, num_neighbors=4
 ) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
     The mean is that of the group, with "timestep" of the members alive at t, or with "neighbors" of
-    the steps nearest in obs [K, G, T, D] and time, one of each other episode.
+    the nearest steps, in obs [K, G, T, D] and time, of the other episodes that come nearest.
     """
     returns_to_go = discounted_sums(rewards.double().where(mask, 0), gamma)
     if baseline == "neighbors":
-        mean = nearest_mean(returns_to_go, obs, mask)
+        mean = nearest_mean(returns_to_go, obs, mask, num_neighbors)
     else:
         over = {"group": (1, 2), "timestep": 1}[baseline]
         mean = returns_to_go.sum(over, keepdim=True) / mask.sum(over, keepdim=True).clamp(min=1)
     return group_normalize(returns_to_go, mean, mask, norm_std)
 
 
-def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor) -> Tensor:
-    """For each step the mean of x [K, G, T] at the nearest step of each other episode.
+def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
+    """For each step the mean of x [K, G, T] over the nearest steps of the k nearest other episodes.
 
-    Of all K groups; weighted by 1/d², d the distance in (obs, t) in standard deviations. In NumPy,
-    whose argmin takes a fifth of torch's time.
+    One step of each, of all K groups (k = 0: of all), weighted by 1/d², d the distance in (obs, t)
+    in standard deviations. In NumPy, whose argmin takes a fifth of torch's time.
     """
     values, taken = (block.flatten(0, 1).cpu().numpy() for block in (x, mask))  # [N, T], N = K·G
     episode, time = taken.nonzero()  # [S] each
@@ -128,12 +129,14 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor) -> Tensor:
     columns = np.zeros((*taken.shape, rows.shape[1]))
     columns[..., -1] = 1e30  # padding is far away
     columns[taken] = np.column_stack([steps, (steps**2).sum(1)])
-    means, members, size = values.copy(), np.arange(len(taken)), 2**18 // taken.size + 1
-    for block in (slice(i, i + size) for i in range(0, len(steps), size)):  # of 2 MB
+    means, members, k = values.copy(), np.arange(len(taken)), min(k or len(taken), len(taken))
+    size = 2**18 // taken.size + 1  # of a block, which is 2 MB then
+    for block in (slice(i, i + size) for i in range(0, len(steps), size)):
         order = rows[block] @ columns.reshape(taken.size, -1).T  # [B, N·T]
         nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
-        weights = 1 / (((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12)
-        weights[np.arange(len(order)), episode[block]] = 1e-30  # itself: if there is no other
+        squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
+        squares[np.arange(len(order)), episode[block]] = 1e30  # itself: if there is no other
+        weights = (squares <= np.sort(squares)[:, [k - 1]]) / squares
         means[episode[block], time[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
     return torch.from_numpy(means).to(x.device).view(x.shape)
 
@@ -394,7 +397,9 @@ def train(args: Args) -> dict:
             return run.finish()
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
         obs = pad(episodes.obs, episodes.mask)
-        advantages = compute_advantages(*blocks, args.gamma, args.norm_std, args.baseline, obs)  # 9
+        advantages = compute_advantages(
+            *blocks, args.gamma, args.norm_std, args.baseline, obs, args.num_neighbors
+        )  # line 9
         batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left

@@ -291,9 +291,10 @@ def tuning():
 
 # What is a neighbour? Chosen before the shapes, with the shapes of timestep and seeds of its own.
 NEIGHBOR_CHOICES = {
-    "neighbors": "",
-    "the nearest alone": "--episodes 1",
-    "the 4 nearest": "--episodes 4",
+    "k = 4": "",
+    "k = 1": "--num-neighbors 1",
+    "k = 8": "--num-neighbors 8",
+    "all other episodes": "--num-neighbors 0",
     "not weighted": "--power 0",
     "weighted by 1/d⁴": "--power 4",
     "the 16 nearest steps": "--steps 16",
@@ -305,12 +306,9 @@ NEIGHBOR_CHOICES = {
 
 
 def neighbor_script(change: str) -> str:
-    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has no options for them."""
-    return (
-        "grpo_rtg.py"
-        if change in ("", "--no-seed-groups")
-        else "docs/benchmark/neighbor_choices.py"
-    )
+    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has an option for k alone."""
+    own = re.search("power|steps|weight|candidates", change)
+    return "docs/benchmark/neighbor_choices.py" if own else "grpo_rtg.py"
 
 
 def choices():

@@ -8,8 +8,8 @@ variants.svg: the advantages of one group by every variant. A policy that has le
 LunarLander plays eight episodes from one start; each panel has a row for each member and a column
 for each time step.
 
-neighbors.svg: one step of the same group, the steps that --baseline neighbors compares it with, and
-those that --baseline timestep does.
+neighbors.svg: one step of the same group, the steps that --baseline neighbors compares it with, the
+larger the more they count, and those that --baseline timestep does.
 
 flow.svg: the way of a group from one seed to one update, with the numbers of a small group of
 CartPole.
@@ -59,7 +59,7 @@ def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def draw_variants(rewards, mask, obs) -> None:
     per_time_step = grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline="timestep")
-    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs, 16)
+    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs)
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
             rewards, mask, 1.0
@@ -71,7 +71,7 @@ def draw_variants(rewards, mask, obs) -> None:
             rewards, mask, 0.99
         ),
         "return-to-go, timestep: against those alive at the same t": per_time_step,
-        "return-to-go, neighbors: against the 16 nearest steps of the others": by_neighbors,
+        "return-to-go, neighbors: against the nearest step of each other": by_neighbors,
     }
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
@@ -94,34 +94,40 @@ def draw_variants(rewards, mask, obs) -> None:
     save(figure, "variants")
 
 
-def draw_neighbors(rewards, mask, obs, member: int, t: int, k: int = 16) -> None:
+def draw_neighbors(rewards, mask, obs, member: int, t: int) -> None:
     """Where the lander is at a step, where it is compared with, and what is still to come there."""
-    returns_to_go = grpo_rtg.discounted_sums(rewards, 0.99)[0]
-    steps = torch.cat([obs[mask], mask.nonzero()[:, 2:]], -1)  # [S, 9]
-    _, owner, time = mask.nonzero().T
-    [step] = ((owner == member) & (time == t)).nonzero()[0]
-    apart = ((steps - steps[step]) / steps.std(0)).norm(dim=1)
-    nearest = apart.where(owner != member, torch.inf).topk(k, largest=False).indices
-    same_time = ((time == t) & (owner != member)).nonzero()[:, 0]
+    returns_to_go = grpo_rtg.discounted_sums(rewards, 0.99)[0]  # [G, T]
+    times = torch.arange(mask.shape[2]).expand_as(mask)[..., None]
+    steps = torch.cat([obs, times], -1)[0]  # [G, T, 9]
+    spread = steps[mask[0]].std(0, correction=0)
+    squares = ((steps - steps[member, t]) / spread).square().sum(-1).where(mask[0], torch.inf)
+    others = [i for i in range(len(steps)) if i != member]
+    nearest = squares[others].argmin(-1)
+    weights = 1 / squares[others, nearest]
+    alive = [i for i in others if mask[0, i, t]]
     ways, bars = plt.figure(figsize=(9, 4), layout="constrained").subplots(
         1, 2, width_ratios=(2, 1)
     )
-    for i in range(mask.shape[1]):
+    for i in range(len(steps)):
         x, y = obs[0, i, mask[0, i], :2].T
         own = i == member
         ways.plot(x, y, color="#E69F00" if own else TEXT, linewidth=1.6 if own else 0.7, zorder=own)
     groups = {
-        "the step": (torch.tensor([int(step)]), "#E69F00", "*", 15),
-        f"neighbors: its {k} nearest": (nearest, "#009E73", "o", 6),
-        f"timestep: the others at t = {t}": (same_time, "#0072B2", "^", 7),
+        "the step": ([member], [t], torch.ones(1), "#E69F00", "*"),
+        "neighbors: the nearest step of each other": (others, nearest, weights, "#009E73", "o"),
+        f"timestep: the others at t = {t}": (alive, t, torch.ones(len(alive)), "#0072B2", "^"),
     }
-    for y, (name, (index, colour, marker, size)) in enumerate(groups.items()):
-        ways.plot(*steps[index, :2].T, marker, color=colour, markersize=size, zorder=3, label=name)
-        values = returns_to_go[owner[index], time[index]]
-        bars.plot(values, [y] * len(index), marker, color=colour, alpha=0.5, markersize=size)
-        bars.plot([values.mean()] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2.5)
-        label = f"{values.mean():.1f}" if y == 0 else f"mean {values.mean():.1f}"
-        bars.annotate(label, (values.mean(), y - 0.36), ha="center", color=colour)
+    for y, (name, (who, when, weights, colour, marker)) in enumerate(groups.items()):
+        share, values = weights / weights.sum(), returns_to_go[who, when]
+        sizes = 200 if y == 0 else 30 + 400 * share  # their areas
+        style_of = {"color": colour, "marker": marker, "alpha": 0.6, "linewidth": 0}
+        ways.scatter(*steps[who, when, :2].T, sizes, zorder=3, **style_of)
+        ways.plot([], [], marker, color=colour, label=name)
+        bars.scatter(values, [y] * len(values), sizes, **style_of)
+        mean = (share * values).sum()
+        bars.plot([mean] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2.5)
+        label = f"{mean:.1f}" if y == 0 else f"mean {mean:.1f}"
+        bars.annotate(label, (mean, y - 0.36), ha="center", color=colour)
     ways.set(xlabel="horizontal position", ylabel="height")
     ways.legend(loc="upper left", frameon=False, fontsize=9, labelcolor="linecolor")
     bars.margins(x=0.15)
