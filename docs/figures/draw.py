@@ -71,7 +71,7 @@ def draw_variants(rewards, mask, obs) -> None:
             rewards, mask, 0.99
         ),
         "return-to-go, timestep: against those alive at the same t": per_time_step,
-        "return-to-go, neighbors: against the nearest step of each other": by_neighbors,
+        "return-to-go, neighbors: against the nearest steps of four others": by_neighbors,
     }
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
@@ -102,8 +102,10 @@ def draw_neighbors(rewards, mask, obs, member: int, t: int) -> None:
     spread = steps[mask[0]].std(0, correction=0)
     squares = ((steps - steps[member, t]) / spread).square().sum(-1).where(mask[0], torch.inf)
     others = [i for i in range(len(steps)) if i != member]
-    nearest = squares[others].argmin(-1)
-    weights = 1 / squares[others, nearest]
+    others.sort(key=lambda i: float(squares[i].min()))
+    near = others[:4]
+    nearest = squares[near].argmin(-1)
+    weights = 1 / squares[near, nearest]
     alive = [i for i in others if mask[0, i, t]]
     ways, bars = plt.figure(figsize=(9, 4), layout="constrained").subplots(
         1, 2, width_ratios=(2, 1)
@@ -114,7 +116,7 @@ def draw_neighbors(rewards, mask, obs, member: int, t: int) -> None:
         ways.plot(x, y, color="#E69F00" if own else TEXT, linewidth=1.6 if own else 0.7, zorder=own)
     groups = {
         "the step": ([member], [t], torch.ones(1), "#E69F00", "*"),
-        "neighbors: the nearest step of each other": (others, nearest, weights, "#009E73", "o"),
+        "neighbors: the nearest steps of four others": (near, nearest, weights, "#009E73", "o"),
         f"timestep: the others at t = {t}": (alive, t, torch.ones(len(alive)), "#0072B2", "^"),
     }
     for y, (name, (who, when, weights, colour, marker)) in enumerate(groups.items()):
