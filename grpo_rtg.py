@@ -121,9 +121,8 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     values, taken = (block.flatten(0, 1).cpu().numpy() for block in (x, mask))  # [N, T], N = K·G
     episode, time = taken.nonzero()  # [S] each
     steps = np.column_stack([obs[mask].cpu(), time])  # [S, D + 1] float64, or near steps would tie
-    steps -= steps[0].copy()  # so that the spread of what never changes is exactly 0
-    spread = steps.std(0)
-    steps = (steps - steps.mean(0)) / np.where(spread > 0, spread, np.inf)
+    spread = np.where(np.ptp(steps, axis=0) > 0, steps.std(0), np.inf)
+    steps = (steps - steps.mean(0)) / spread  # what never changes counts for nothing
     # |a - b|² - |a|² = [-2a, 1]·[b, |b|²] has the order of the distances from a step a to steps b
     rows = np.column_stack([-2 * steps, np.ones(len(steps))])
     columns = np.zeros((*taken.shape, rows.shape[1]))

@@ -38,9 +38,8 @@ def nearest_mean(
     group, member, time = mask.numpy().nonzero()  # [S] each
     episode = group * mask.shape[1] + member
     places = np.column_stack([obs[mask].numpy(), time])
-    places -= places[0].copy()
-    spread = places.std(0)
-    places = (places - places.mean(0)) / np.where(spread > 0, spread, np.inf)
+    spread = np.where(np.ptp(places, axis=0) > 0, places.std(0), np.inf)
+    places = (places - places.mean(0)) / spread
     places[:, -1] *= time_weight
     first = np.flatnonzero(time == 0)  # where each episode begins
     values, means = x[mask].numpy(), x.numpy().copy()

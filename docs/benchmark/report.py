@@ -176,18 +176,6 @@ def main_table(table) -> str:
     return "\n".join(lines)
 
 
-def script_table(table, names: list[str]) -> str:
-    """What some variants reach, beside PPO: for the page of a script."""
-    names = dict.fromkeys([*names, "PPO"])
-    heads = [f"{name}: greedy | sampled" for name in names]
-    lines = [f"| environment, steps | {' | '.join(heads)} |", "|-|" + "-|-|" * len(heads)]
-    for env, variants in table.items():
-        runs = [(variants[name], column) for name in names for column in ("greedy", "sampled")]
-        cells = [cell(env, final(rows, column)) for rows, column in runs]
-        lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def summary_rows(table) -> dict[str, dict[str, tuple]]:
     """For each variant: IQM of the scores of all environments, and the probability of improvement
     over PPO.
@@ -537,9 +525,6 @@ def main() -> None:
     tables |= {"overview": (overview_table, "main")}
     tables |= {"boxes": (lambda _: boxes.table(boxes.read()), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
-    for script in set(studies.VARIANTS.values()):
-        variants = [name for name, file in studies.VARIANTS.items() if file == script]
-        tables[Path(script).stem] = (partial(script_table, names=variants), "main")
     for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         page = path.read_text()
         for name in re.findall(r"<!-- table (\w+) -->", page):
