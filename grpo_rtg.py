@@ -100,8 +100,7 @@ def compute_advantages(
 ) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 
-    The mean is that of the group, with "timestep" of the members alive at t, or with "neighbors" of
-    the nearest steps, in obs [K, G, T, D] and time, of the other episodes that come nearest.
+    baseline says what the mean is of; "neighbors" looks at obs [K, G, T, D].
     """
     returns_to_go = discounted_sums(rewards.double().where(mask, 0), gamma)
     if baseline == "neighbors":
@@ -128,14 +127,13 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     columns = np.zeros((*taken.shape, rows.shape[1]))
     columns[..., -1] = 1e30  # padding is far away
     columns[taken] = np.column_stack([steps, (steps**2).sum(1)])
-    means, members, k = values.copy(), np.arange(len(taken)), min(k or len(taken), len(taken))
-    size = 2**18 // taken.size + 1  # of a block, which is 2 MB then
-    for block in (slice(i, i + size) for i in range(0, len(steps), size)):
+    means, members, size = values.copy(), np.arange(len(taken)), 2**18 // taken.size + 1
+    for block in (slice(i, i + size) for i in range(0, len(steps), size)):  # of 2 MB
         order = rows[block] @ columns.reshape(taken.size, -1).T  # [B, N·T]
         nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
         squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
         squares[np.arange(len(order)), episode[block]] = 1e30  # itself: if there is no other
-        weights = (squares <= np.sort(squares)[:, [k - 1]]) / squares
+        weights = (squares <= np.sort(squares)[:, : k or None][:, -1:]) / squares
         means[episode[block], time[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
     return torch.from_numpy(means).to(x.device).view(x.shape)
 

@@ -228,7 +228,7 @@ def test_the_group_that_methods_works_by_hand(variant):
 
 
 def test_the_weighted_means_that_methods_works_by_hand():
-    """Squared distance and R of two neighbours, their mean, and R less that: a row for each step."""
+    """Squared distance and R of two neighbours, their mean, R less that: a row for each step."""
     number = r"(-?[\d.]+)"
     row = rf"^\| member .*R = {number} \| .*: {number}, {number} \| .*: {number}, {number} \| "
     row += rf"{number} \| {number} \|$"

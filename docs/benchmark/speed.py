@@ -579,7 +579,7 @@ def neighbors(args) -> None:
     for env_id, steps in (("CartPole-v1", 200_000), ("LunarLander-v3", 300_000)):
         flags = [*shape.split(), str(steps), "--env-id", env_id, "--baseline"]
         baselines = {name: [*flags, name] for name in ("timestep", "neighbors")}
-        rows = rows_of(baselines, env_id, repeats=3)
+        rows = rows_of(baselines, env_id, repeats=5)
         for result in (*rows["timestep"], *rows["neighbors"]):
             result["time"] = 1e6 / result["rate"]
         pairs = zip(rows["timestep"], rows["neighbors"])
