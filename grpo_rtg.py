@@ -133,7 +133,7 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
         nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
         squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
         squares[np.arange(len(order)), episode[block]] = 1e30  # itself: if there is no other
-        weights = (squares <= np.sort(squares)[:, : k or None][:, -1:]) / squares
+        weights = (squares <= (1 + 1e-9) * np.sort(squares)[:, : k or None][:, -1:]) / squares
         means[episode[block], time[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
     return torch.from_numpy(means).to(x.device).view(x.shape)
 

@@ -39,13 +39,18 @@ def test_the_first_update_is_the_cpus(env_id):
         torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize("constant", [False, True])
-def test_the_neighbors_are_the_cpus(constant):
-    """49 steps of a constant coordinate, too, whose mean 49 times 1/49 of it would miss."""
+def test_the_neighbors_are_the_cpus(constant, k):
+    """49 steps of a constant coordinate, too, whose mean 49 times 1/49 of it would miss; and a
+    start in one place, where with k = 2 all three others count.
+    """
     rewards, mask, obs = block([9, 15, 11, 2], [3, 1, 7, 1], dims=4)
     obs[..., 0] = 0.1 if constant else obs[..., 0]
-    expected = compute(rewards, mask, obs)
-    given = compute(*(x.cuda() for x in (rewards, mask, obs)))
+    obs[:, :, 0] = obs[:, :1, 0]
+    expected = compute(rewards, mask, obs, k=k)
+    given = compute(*(x.cuda() for x in (rewards, mask, obs)), k=k)
+    assert given.is_cuda
     torch.testing.assert_close(given.cpu(), expected, rtol=1e-9, atol=1e-12)
 
 

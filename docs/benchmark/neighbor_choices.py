@@ -58,7 +58,7 @@ def nearest_mean(
             squares = ((places[chosen] - places[rows, None]) ** 2).sum(-1)
             squares[np.isinf(np.take_along_axis(order, chosen, 1))] = np.inf
             if 0 < k < len(first):
-                squares[squares > np.sort(squares)[:, [k - 1]]] = np.inf
+                squares[squares > (1 + 1e-9) * np.sort(squares)[:, [k - 1]]] = np.inf
             weights = np.where(np.isfinite(squares), (squares + 1e-12) ** (-power / 2), 0)
         any_other, mean = weights.sum(1) > 0, (weights * values[chosen]).sum(1)
         mean = np.where(any_other, mean / np.where(any_other, weights.sum(1), 1), values[rows])
