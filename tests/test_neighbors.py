@@ -3,6 +3,7 @@
 import importlib
 import math
 import statistics
+import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -356,6 +357,43 @@ def test_a_run(env_id, cli):
     args = ["--baseline", "neighbors", "--num-neighbors", 4, "--env-id", env_id]
     status, out, err = cli("grpo_rtg", *TINY["grpo_rtg"], *args, "--total-timesteps", 2000)
     assert status == 0 and "Trained" in out and "evaluation, 2 episodes" in out, err
+
+
+# ---- what bugs planted in nearest_mean had left green
+def test_an_episode_far_from_all_others_is_nearer_than_padding():
+    """A single step some 20 standard deviations away, and the padding of its row."""
+    rewards, mask, obs = block([150, 1, 90, 150], [40, 7, 1, 60])
+    obs[0, 1, 0] = 1e3
+    for k in (0, 4):
+        args = rewards, mask, obs, 0.9, k
+        torch.testing.assert_close(compute(*args), oracle(*args), rtol=1e-9, atol=1e-12)
+
+
+def test_the_search_does_not_hold_all_distances():
+    """Of 4800 steps these are 180 MB."""
+    x, mask, obs = block([600] * 8)
+    tracemalloc.start()
+    grpo_rtg.nearest_mean(x, obs, mask, 4)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20e6
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_rounding_does_not_choose_between_equally_far_episodes(k):
+    """Integer observations, of which an episode's nearest is always that of the same time."""
+    for seed in range(8):
+        rewards, mask, _ = block([6, 4, 5, 6], [3, 6, 2, 4], seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        jitter = torch.randint(-2, 3, (*mask.shape, 1), generator=generator)
+        obs = 10 * mask.cumsum(-1)[..., None].double() + jitter
+        b = subtracted(rewards, mask, obs, k=k)
+        for other in (obs * 7 + 3, obs / 3 - 100):
+            found = subtracted(rewards, mask, other, k=k)
+            torch.testing.assert_close(found, b, rtol=1e-4, atol=1e-4)
+        members = [2, 0, 3, 1]
+        moved = subtracted(*(x[:, members] for x in (rewards, mask, obs)), k=k)
+        torch.testing.assert_close(moved, b[:, members], rtol=1e-4, atol=1e-4)
 
 
 # ---- docs/benchmark/neighbor_choices.py

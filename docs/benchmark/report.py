@@ -46,6 +46,11 @@ THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEP
 iqm = partial(trim_mean, proportiontocut=0.25)
 
 
+def short(text: str) -> str:
+    """The variants of grpo_rtg.py by their baselines, as its option names them."""
+    return text.replace("return-to-go, ", "").replace("return-to-go", "group")
+
+
 def interval(samples: list, statistic) -> tuple[float, float, float]:
     """A statistic of some samples (one for each environment) and its 95% interval, each sample
     resampled by itself.
@@ -343,7 +348,7 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
         places = spread(np.array(list(ends.values())), (top - bottom) * 0.11, top)
         for (variant, end), place in zip(ends.items(), places):
             axes.annotate(
-                variant,
+                short(variant),
                 (studies.STEPS[env], end),
                 (1.03, (place - bottom) / (top - bottom)),
                 textcoords="axes fraction",
@@ -406,7 +411,7 @@ def draw_summary(table) -> None:
                 point[1:], [y, y], color=COLOURS[variant], linewidth=2, solid_capstyle="round"
             )
             right.plot(point[0], y, MARKERS[variant], color=COLOURS[variant], markersize=7)
-            right.annotate(variant, (0.02, y - 0.28), color=COLOURS[variant], fontsize=10)
+            right.annotate(short(variant), (0.02, y - 0.28), color=COLOURS[variant], fontsize=10)
     right.axvline(0.5, color=TEXT, linewidth=0.8, linestyle=":")
     right.set(
         xlim=(0, 1),
@@ -416,7 +421,7 @@ def draw_summary(table) -> None:
     )
     for axes in (left, right):
         style(axes)
-    handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=v)[0] for v in offsets]
+    handles = [left.plot([], [], MARKERS[v], color=COLOURS[v], label=short(v))[0] for v in offsets]
     left.legend(
         handles=handles,
         ncols=3,
@@ -484,7 +489,7 @@ def draw_ablations(table) -> None:
     panels.flat[0].set_yticklabels(settings)
     figure.supxlabel("mean return of the last 100 training episodes", fontsize=10)
     handles = [
-        plt.Line2D([], [], color=COLOURS[v], marker=MARKERS[v], linestyle="", label=v)
+        plt.Line2D([], [], color=COLOURS[v], marker=MARKERS[v], linestyle="", label=short(v))
         for v in variants
     ]
     figure.legend(
@@ -530,7 +535,13 @@ def main() -> None:
         for name in re.findall(r"<!-- table (\w+) -->", page):
             make, study = tables[name]
             before, start, rest = page.partition(f"<!-- table {name} -->\n")
-            page = before + start + make(load(study)) + "\n" + rest[rest.index("<!-- end -->") :]
+            page = (
+                before
+                + start
+                + short(make(load(study)))
+                + "\n"
+                + rest[rest.index("<!-- end -->") :]
+            )
         path.write_text(page)
     if table := load("main"):
         draw_curves(table, "train_return", "training", "mean return of training episodes")
