@@ -22,8 +22,8 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
-steps (Eq. 3: --loss-agg trajectory), several clipped gradient steps a pass.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), every step weighs
+the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, their norm clipped.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -136,7 +136,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     """Minus the objective of Eq. 3 on a flat batch of B steps, and the metrics that are logged.
 
     batch: obs [B, D], actions, and [B] each: log_probs under π_old, ref_log_probs under π_ref,
-    advantages, weights.
+    advantages, weights (by step_weights).
     """
     log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
     advantages, weights = batch["advantages"], batch["weights"]

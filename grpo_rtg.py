@@ -25,8 +25,8 @@ group's, of R - mean.
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), one weight for all
-steps (Eq. 3: --loss-agg trajectory), several clipped gradient steps a pass, and a discount.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a discount, every
+step weighs the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, norm clipped.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -114,7 +114,7 @@ def compute_advantages(
 def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     """For each step the mean of x [K, G, T] over the nearest steps of the k nearest other episodes.
 
-    One step of each, of all K groups (k = 0: of all), weighted by 1/d², d the distance in (obs, t)
+    One step of each, of any group (k = 0: of all), weighted by 1/d², d the distance in (obs, t)
     in standard deviations. In NumPy, whose argmin takes a fifth of torch's time.
     """
     values, taken = (block.flatten(0, 1).cpu().numpy() for block in (x, mask))  # [N, T], N = K·G
@@ -132,7 +132,7 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
         order = rows[block] @ columns.reshape(taken.size, -1).T  # [B, N·T]
         nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
         squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
-        squares[np.arange(len(order)), episode[block]] = 1e30  # itself: if there is no other
+        squares[np.arange(len(order)), episode[block]] = 1e30  # its own counts if alone
         weights = (squares <= (1 + 1e-9) * np.sort(squares)[:, : k or None][:, -1:]) / squares
         means[episode[block], time[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
     return torch.from_numpy(means).to(x.device).view(x.shape)
@@ -181,7 +181,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     """Minus the objective of Eq. 3 on a flat batch of B steps, and the metrics that are logged.
 
     batch: obs [B, D], actions, and [B] each: log_probs under π_old, ref_log_probs under π_ref,
-    advantages, weights.
+    advantages, weights (by step_weights).
     """
     log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
     advantages, weights = batch["advantages"], batch["weights"]

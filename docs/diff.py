@@ -14,7 +14,7 @@ HEAD = """# The diff is the algorithm
 
 Written by `python docs/diff.py`; a test keeps it current, and another sees to it that nothing else
 differs. What does differ between two GRPO scripts is the docstring, the options and defaults tuned
-for the variant, `compute_advantages`, and its one call.
+for the variant, `compute_advantages` with its helpers, and its one call.
 """
 
 
