@@ -53,7 +53,7 @@ FINALISTS = {
         "process": ("another discount", "1x8 8:32 3e-4"),
         "return-to-go": ("1x4 8:16 1e-3", "1x4 8:16 3e-3"),
         "return-to-go, timestep": ("1x16 4:4 1e-3", "another discount"),
-        "return-to-go, neighbors": ("1x16 4:4 1e-3", "1x8 8:32 3e-4"),
+        "return-to-go, neighbors": ("1x16 4:4 1e-3", "another discount"),
         "PPO": ("1x2048 10:32 1e-3", "4x512 10:32 1e-3"),
     },
     "HalfCheetah-v5": {
@@ -220,6 +220,7 @@ OTHER = {  # environments and variants for which "another discount" was better s
     ("LunarLander-v3", "process"),
     ("Hopper-v5", "process"),
     ("Hopper-v5", "return-to-go, timestep"),
+    ("Hopper-v5", "return-to-go, neighbors"),
     ("HalfCheetah-v5", "process"),
     ("HalfCheetah-v5", "return-to-go"),
     ("HalfCheetah-v5", "return-to-go, timestep"),
