@@ -9,10 +9,10 @@ Stable-Baselines3's PPO and from CleanRL's.
     python docs/benchmark/boxes.py --draw CartPole-v1 Hopper-v5
 
 Runs take turns: for each seed, each environment, each entry, in a process of its own with one
-thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated. The
-entries: this project's scripts (with --norm-obs on Hopper and HalfCheetah), SB3's PPO with its
-defaults and with the settings that RL-Zoo found for the environment, CleanRL's ppo.py or
-ppo_continuous_action.py.
+thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated: delete
+the rows of a script whose defaults change. The entries: this project's scripts (with --norm-obs on
+Hopper and HalfCheetah), SB3's PPO with its defaults and with the settings that RL-Zoo found for the
+environment, CleanRL's ppo.py or ppo_continuous_action.py.
 
 A training return is the mean of the last 100 training episodes' returns, undiscounted and not
 normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it
@@ -269,22 +269,48 @@ def versions(job: Job, python: str) -> str:
     return ", ".join(f"{name} {number}" for name, number in zip(packages, told.stdout.split()))
 
 
-def read() -> dict[tuple, dict]:
-    """The rows of the CSV by environment, entry and seed."""
-    if not CSV.exists():
+def read(path: Path | None = None) -> dict[tuple, dict]:
+    """The rows of a CSV, boxes.csv if not said, by environment, entry and seed."""
+    path = path or CSV
+    if not path.exists():
         return {}
-    with open(CSV, newline="") as file:
+    with open(path, newline="") as file:
         return {(row["env"], row["entry"], row["seed"]): row for row in csv.DictReader(file)}
 
 
-def write(rows: dict[tuple, dict]) -> None:
-    """Write the CSV, whole or not at all."""
-    CSV.parent.mkdir(exist_ok=True)
-    with open(CSV.with_suffix(".part"), "w", newline="") as file:
+def write(path: Path, rows: dict[tuple, dict]) -> None:
+    """Write a CSV, whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    with open(path.with_suffix(".part"), "w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
         table.writerows(row for _, row in sorted(rows.items(), key=str))
-    CSV.with_suffix(".part").replace(CSV)
+    path.with_suffix(".part").replace(path)
+
+
+def run_missing(
+    jobs: list[Job], path: Path, workers: int, cleanrl: str | None = None, python: str = ""
+) -> str | None:
+    """Run what a CSV has not, each run into it as it ends; how many failed, in a sentence."""
+    done, lock = read(path), Lock()
+    todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {path.name}", file=sys.stderr)
+
+    def finish(job: Job) -> bool:
+        try:
+            row = execute(job, cleanrl, python)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return False
+        shown = {name: row[name] for name in NUMBERS}
+        with lock:
+            print(*job.key, shown, file=sys.stderr, flush=True)
+            write(path, read(path) | {job.key: row})
+        return True
+
+    with ThreadPoolExecutor(workers) as pool:
+        failed = list(pool.map(finish, todo)).count(False)
+    return f"{failed} of {len(todo)} runs failed." if failed else None
 
 
 def results(rows: dict[tuple, dict]) -> dict[str, dict[str, list[dict]]]:
@@ -409,27 +435,10 @@ def main() -> None:
     jobs = [Job(env, x, seed) for seed in args.seeds for env in ENVIRONMENTS for x in entries(env)]
     jobs = [job for job in jobs if args.cleanrl or not job.entry.startswith("CleanRL")]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-    done, lock = read(), Lock()
-    todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
-    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {CSV.name}", file=sys.stderr)
-
-    def finish(job: Job) -> bool:
-        try:
-            row = execute(job, args.cleanrl, args.cleanrl_python)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return False
-        shown = {name: row[name] for name in NUMBERS}
-        with lock:
-            print(*job.key, shown, file=sys.stderr)
-            write(read() | {job.key: row})
-        return True
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        failed = list(pool.map(finish, todo)).count(False)
+    failed = run_missing(jobs, CSV, args.jobs, args.cleanrl, args.cleanrl_python)
     print(table(read()))
     if failed:
-        sys.exit(f"{failed} of {len(todo)} runs failed.")
+        sys.exit(failed)
 
 
 if __name__ == "__main__":
