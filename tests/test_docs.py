@@ -160,6 +160,18 @@ def test_formulas_reach_github_as_written(page):
         assert "$" not in re.sub(INLINE_FORMULA, "", line, flags=re.VERBOSE), line
 
 
+@each_page
+def test_lines_are_short(page):
+    """At most 120 characters, but tables, code and what cannot be broken: pictures, commands."""
+    if page.name == "diff.md":  # generated, and code but for three lines
+        return
+    prose = re.sub(r"^ *```.*?```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    for line in prose.splitlines():
+        unbroken = re.sub(r"`[^`]+`|\]\([^)]+\)", "", line.strip())
+        kept = line.startswith(("|", "    ", "![")) or len(unbroken.split()) <= 3
+        assert kept or len(line) <= 120, line
+
+
 def test_the_cpu_build_in_the_readme_is_of_the_required_torch():
     required = re.findall(r"^torch==\S+", text_of(ROOT / "requirements.txt"), re.MULTILINE)
     assert required == re.findall(r"torch==\S+", text_of(ROOT / "README.md"))
