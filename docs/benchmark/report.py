@@ -95,8 +95,6 @@ def load(study: str) -> dict[str, dict[str, list]]:
     """
     runs, table = run.read(run.RESULTS / f"{study}.csv"), {}
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
-        if study == "main" and job.env in studies.MUJOCO and job.seed > ENOUGH:
-            continue  # of those ten seeds only some variants have more than five
         if job.key in runs and runs[job.key][-1]["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(runs[job.key])
     if study == "main":  # shown once all variants have seeds enough for an interval
