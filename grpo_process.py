@@ -57,15 +57,15 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 100_000  # environment steps; an iteration that exceeds them is dropped
-    num_groups: int = 1  # K: groups per iteration, each from its own start state
-    group_size: int = 16  # G: episodes per group
+    total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
+    num_groups: int = 4  # K: groups per iteration, each from its own start state
+    group_size: int = 8  # G: episodes per group
     gamma: float = 1.0  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    update_epochs: int = 4  # μ: passes over an iteration's steps
-    num_minibatches: int = 4  # gradient steps per pass
-    learning_rate: float = 1e-3  # Adam's step size
+    update_epochs: int = 8  # μ: passes over an iteration's steps
+    num_minibatches: int = 8  # gradient steps per pass
+    learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref

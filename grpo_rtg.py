@@ -15,9 +15,9 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares retu
 
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
-The mean is over the group's steps; with --baseline timestep over the members alive at t; with
-neighbors over the nearest steps, in (s, t), of the other episodes that come nearest. std is the
-group's, of R - mean.
+The mean is over the members alive at t; with --baseline group over all the group's steps, as it was
+published; with neighbors over the nearest steps, in (s, t), of the other episodes that come
+nearest. std is the group's, of R - mean.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken between a rollout and its update
@@ -64,15 +64,15 @@ class Args:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep", "neighbors"] = "group"  # which steps the mean is of
+    baseline: Literal["group", "timestep", "neighbors"] = "timestep"  # which steps the mean is of
     num_neighbors: int = 4  # k of --baseline neighbors: other episodes that count (0: all)
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    update_epochs: int = 1  # μ: passes over an iteration's steps
-    num_minibatches: int = 16  # gradient steps per pass
-    learning_rate: float = 7e-3  # Adam's step size
+    update_epochs: int = 8  # μ: passes over an iteration's steps
+    num_minibatches: int = 8  # gradient steps per pass
+    learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
-    clip_coef: float = 0.3  # ε: the ratio is clipped to [1-ε, 1+ε]
+    clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
     ref_update_interval: int = 1  # iterations between π_ref ← π_θ (0: it stays the first policy)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
@@ -96,7 +96,7 @@ class Args:
 
 
 def compute_advantages(
-    rewards, mask, gamma: float, norm_std=True, baseline="group", obs=None, num_neighbors=4
+    rewards, mask, gamma: float, norm_std=True, baseline="timestep", obs=None, num_neighbors=4
 ) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
 

@@ -53,15 +53,15 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 100_000  # environment steps; an iteration that exceeds them is dropped
-    num_envs: int = 16  # N: environments stepped side by side
-    num_steps: int = 64  # T: steps per environment and iteration
+    total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
+    num_envs: int = 8  # N: environments stepped side by side
+    num_steps: int = 256  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
     gae_lambda: float = 0.95  # λ: GAE's trade of bias (0) against variance (1)
     norm_adv: bool = True  # normalize the advantages of each batch
-    update_epochs: int = 4  # K: passes over an iteration's steps
-    num_minibatches: int = 4  # gradient steps per pass
-    learning_rate: float = 4e-3  # Adam's step size
+    update_epochs: int = 10  # K: passes over an iteration's steps
+    num_minibatches: int = 16  # gradient steps per pass
+    learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats

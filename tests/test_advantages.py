@@ -14,7 +14,7 @@ import grpo_rtg
 VARIANTS = {
     "outcome": grpo_outcome.compute_advantages,
     "process": grpo_process.compute_advantages,
-    "rtg": grpo_rtg.compute_advantages,
+    "rtg": lambda *args: grpo_rtg.compute_advantages(*args, baseline="group"),
     "rtg_timestep": lambda *args: grpo_rtg.compute_advantages(*args, baseline="timestep"),
 }
 each_variant = pytest.mark.parametrize("compute", VARIANTS.values(), ids=VARIANTS.keys())

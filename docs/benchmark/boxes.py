@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from threading import Lock
 from typing import NamedTuple
 
@@ -339,6 +339,30 @@ def table(rows: dict[tuple, dict]) -> str:
             cells.insert(2, f"{reached / len(runs):.0%}")
             lines.append(f"| {entry} | {' | '.join(cells)} | {len(runs)} |")
     return "\n".join(lines).strip()
+
+
+def overview(rows: dict[tuple, dict]) -> str:
+    """In Markdown, an entry a line: median greedy return, seeds that reach the threshold in
+    training, median seconds until they do (until the end, for those that do not).
+    """
+    found, lines = {}, {}
+    for env, by_entry in results(rows).items():
+        if by_entry:  # both of CleanRL's scripts in one line
+            found[env] = {re.sub("(CleanRL) .*", r"\1", x): runs for x, runs in by_entry.items()}
+    for column, by_entry in enumerate(found.values()):
+        for name, runs in by_entry.items():
+            greedy = [run["greedy"] for run in runs if run["greedy"] is not None]
+            seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
+            reached = sum(run["reach_seconds"] is not None for run in runs)
+            text = f"{median(greedy):.0f}, " if greedy else ""
+            text += f"{reached} of {len(runs)}, {seconds:.{seconds < 10:d}f} s"
+            lines.setdefault(name, ["–"] * len(found))[column] = text
+    heads = [f"{env}, {ENVIRONMENTS[env].threshold}" for env in found]
+    table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]
+    for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):
+        label = f"`{name}`" if name.endswith(".py") else name
+        table.append(f"| {label} | {' | '.join(lines[name])} |")
+    return "\n".join(table)
 
 
 def draw(rows: dict[tuple, dict], envs: list[str]) -> None:

@@ -42,6 +42,13 @@ def candidates() -> list[str]:
         f"{rtg} {grpo(1, 16, 8, 4, 3e-3)}",
         f"{rtg} {grpo(4, 8, 8, 4, 3e-3)}",
         f"{rtg} {grpo(2, 8, 8, 4, 2e-3)}",
+        f"{rtg} {grpo(4, 4, 8, 4, 2e-3)}",
+        f"{rtg} {grpo(8, 4, 8, 8, 3e-3)}",
+        f"{rtg} {grpo(4, 8, 8, 8, 3e-3)}",
+        f"{rtg} {grpo(4, 8, 8, 16, 3e-3)}",
+        f"{rtg} {grpo(4, 8, 8, 8, 5e-3)}",
+        f"{rtg} {grpo(4, 6, 8, 8, 3e-3)}",
+        f"{rtg} {grpo(2, 16, 8, 8, 3e-3)}",
         f"{rtg} {grpo(4, 4, 8, 4, 3e-3)} --target-kl 0.03",
         f"{rtg} {grpo(4, 4, 4, 8, 3e-3)}",
         f"{gae} 0.95 {ppo(8, 256, 10, 16, 1e-3)}",
@@ -49,39 +56,55 @@ def candidates() -> list[str]:
         f"{gae} 0.95 {ppo(8, 256, 10, 8, 1e-3)}",
         f"{gae} 0.98 {ppo(16, 256, 10, 16, 1e-3)}",
         f"{gae} 0.98 {ppo(16, 256, 10, 8, 2e-3)}",
+        f"{gae} 0.98 {ppo(16, 256, 10, 16, 1e-3)} --ent-coef 0.01",
         *(f"grpo_outcome.py --gamma {g} {grpo(4, 4, 8, 4, 3e-3)}" for g in (1.0, 0.99)),
+        f"grpo_outcome.py --gamma 1.0 {grpo(4, 8, 8, 8, 5e-3)}",
         f"grpo_outcome.py --gamma 1.0 {grpo(1, 16, 4, 4, 1e-3)}",
         f"grpo_outcome.py --gamma 0.99 {grpo(2, 16, 8, 8, 1e-3)}",
         *(f"grpo_process.py --gamma {g} {grpo(4, 4, 8, 4, 3e-3)}" for g in (1.0, 0.99)),
+        *(f"grpo_process.py --gamma {g} {grpo(4, 8, 8, 8, 5e-3)}" for g in (1.0, 0.99)),
         f"grpo_process.py --gamma 1.0 {grpo(1, 16, 4, 4, 1e-3)}",
         f"grpo_process.py --gamma 0.99 {grpo(2, 16, 4, 8, 5e-4)}",
     ]
 
 
+def name(entry: str) -> str:
+    """A candidate in short: groups x size, passes:minibatches, learning rate, what else is said."""
+    said = dict(re.findall(r"--(\S+) (\S+)", entry.replace("num-envs", "num-groups")))
+    said |= {"group-size": said.pop("num-steps")} if "num-steps" in said else {}
+    shape = "{num-groups}x{group-size} {update-epochs}:{num-minibatches} {learning-rate}"
+    more = {"baseline": "", "gae-lambda": "λ ", "ent-coef": "entropy ", "target-kl": "KL below "}
+    words = [more[flag] + said[flag] for flag in more if flag in said]
+    words += [f"γ {said['gamma']}"] * (entry.split("_")[0] == "grpo" and "baseline" not in said)
+    return ", ".join([f"`{entry.split()[0]}` {shape.format(**said)}", *words])
+
+
 def table(rows: dict[tuple, dict]) -> str:
-    """In Markdown, the best first: medians over seeds, and how many of them reach the threshold."""
+    """In Markdown, each script's best first: seconds to the threshold, median greedy return, how
+    many runs end greedily above the threshold.
+    """
     found = []
     for entry in candidates():
         cells, times = [], []
         for env in ENVIRONMENTS:
-            job = boxes.Job(env, entry, 0)
             runs = [
-                {name: float(row[name]) if row[name] else None for name in boxes.NUMBERS}
-                for (of, name, seed), row in rows.items()
-                if (of, name) == (env, entry)
+                {column: float(row[column]) if row[column] else None for column in boxes.NUMBERS}
+                for (of, x, seed), row in rows.items()
+                if (of, x) == (env, entry)
                 and row["command"] == boxes.Job(env, entry, int(seed)).command
             ]
             if not runs:
                 break
             seconds = [run["reach_seconds"] or run["seconds"] for run in runs]
-            reached = sum(run["greedy"] >= boxes.ENVIRONMENTS[job.env].threshold for run in runs)
+            reached = sum(run["greedy"] >= boxes.ENVIRONMENTS[env].threshold for run in runs)
             times.append(prod(seconds) ** (1 / len(seconds)))
             greedy = median(run["greedy"] for run in runs)
             cells.append(f"{times[-1]:.1f}, {greedy:.0f}, {reached} of {len(runs)}")
         else:
             found.append((prod(times) ** (1 / len(times)), entry, cells))
     head = f"| | seconds | {' | '.join(ENVIRONMENTS)} |\n" + "|-" * 6 + "|"
-    lines = [f"| `{x}` | {mean:.1f} | {' | '.join(cells)} |" for mean, x, cells in sorted(found)]
+    found.sort(key=lambda line: (line[1].split()[0], line[0]))
+    lines = [f"| {name(x)} | {mean:.1f} | {' | '.join(cells)} |" for mean, x, cells in found]
     return "\n".join([head, *lines])
 
 

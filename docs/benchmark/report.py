@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import boxes
+import defaults
 import gymnasium as gym
 import matplotlib.pyplot as plt
 import numpy as np
@@ -527,6 +528,8 @@ def main() -> None:
     tables |= {"ablations": (ablation_table, "ablations")}
     tables |= {"overview": (overview_table, "main")}
     tables |= {"boxes": (lambda _: boxes.table(boxes.read()), "main")}
+    tables |= {"box": (lambda _: boxes.overview(boxes.read()), "main")}
+    tables |= {"defaults": (lambda _: defaults.table(boxes.read(defaults.CSV)), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
     for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         page = path.read_text()
