@@ -54,10 +54,10 @@ class Args:
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
-    num_envs: int = 8  # N: environments stepped side by side
+    num_envs: int = 16  # N: environments stepped side by side
     num_steps: int = 256  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
-    gae_lambda: float = 0.95  # λ: GAE's trade of bias (0) against variance (1)
+    gae_lambda: float = 0.98  # λ: GAE's trade of bias (0) against variance (1)
     norm_adv: bool = True  # normalize the advantages of each batch
     update_epochs: int = 10  # K: passes over an iteration's steps
     num_minibatches: int = 16  # gradient steps per pass

@@ -84,9 +84,12 @@ def grpo(
     return f"{shape} --num-minibatches {minibatches} --learning-rate {rate} --clip-coef {clip}"
 
 
-def ppo(envs: int, steps: int, epochs: int, minibatches: int, rate: float) -> str:
+def ppo(
+    envs: int, steps: int, epochs: int, minibatches: int, rate: float, gae_lambda: float = 0.95
+) -> str:
     shape = f"--num-envs {envs} --num-steps {steps} --update-epochs {epochs}"
-    return f"{shape} --num-minibatches {minibatches} --learning-rate {rate}"
+    shape += f" --num-minibatches {minibatches} --learning-rate {rate}"
+    return f"{shape} --gae-lambda {gae_lambda}"
 
 
 GRPO_SHAPES = {
@@ -101,13 +104,11 @@ PPO_SHAPES = {
     "16x64 4:4 1e-3": ppo(16, 64, 4, 4, 1e-3),
     "16x256 4:16 1e-3": ppo(16, 256, 4, 16, 1e-3),
     "8x256 10:16 1e-3": ppo(8, 256, 10, 16, 1e-3),
-    "16x512 4:64 3e-4": ppo(16, 512, 4, 64, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01",
+    "16x512 4:64 3e-4": ppo(16, 512, 4, 64, 3e-4, 0.98) + " --ent-coef 0.01",
 }
 # RL-Zoo's settings for LunarLander. What won with fewer steps fails with 1M, at -118; these reach
 # 243 and more.
-RL_ZOO = (
-    ppo(16, 1024, 4, 256, 3e-4) + " --gae-lambda 0.98 --ent-coef 0.01 --gamma 0.999 --no-anneal-lr"
-)
+RL_ZOO = ppo(16, 1024, 4, 256, 3e-4, 0.98) + " --ent-coef 0.01 --gamma 0.999 --no-anneal-lr"
 MUJOCO = ("Hopper-v5", "HalfCheetah-v5")  # all variants with --norm-obs, as is usual there
 SEEDS = range(1, 11)  # reported
 MUJOCO_PPO_SHAPES = {
@@ -255,7 +256,7 @@ def another_discount(env: str, variant: str) -> str:
     """
     shape, discount = shape_of(env, variant), GAMMA.get(env, 0.99)
     if variant == "PPO":
-        return flags(env, variant, f"{shape} --gae-lambda 0.9")
+        return flags(env, variant, shape.replace("lambda 0.95", "lambda 0.9"))
     if env == "HalfCheetah-v5":
         return flags(env, variant, shape, 0.9)
     return flags(env, variant, shape, discount if variant in ("outcome", "process") else 1.0)

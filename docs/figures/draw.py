@@ -39,6 +39,7 @@ def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
         env_id=env_id, total_timesteps=steps, baseline="timestep", num_groups=4, group_size=4
     )
     args.learning_rate, args.update_epochs, args.num_minibatches, args.eval_episodes = 3e-3, 8, 4, 1
+    args.clip_coef = 0.3
     envs = [grpo_rtg.make_env(env_id) for _ in range(8)]
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
