@@ -22,8 +22,8 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), every step weighs
-the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, their norm clipped.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a discount, every
+step weighs the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, norm clipped.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -60,7 +60,7 @@ class Args:
     total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
-    gamma: float = 1.0  # γ: discount per step
+    gamma: float = 0.99  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps

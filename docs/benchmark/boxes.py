@@ -139,7 +139,7 @@ class Meter(speed.Meter):
     def __init__(self, threshold: float, budget: int, spawned: float):
         super().__init__(spawned)
         self.threshold, self.budget = threshold, budget
-        self.recent, self.curve = deque(maxlen=WINDOW), []
+        self.recent, self.curve, self.reached = deque(maxlen=WINDOW), [], (None, None)
 
     def add(self, returns: list[float], steps: int) -> None:
         """Episodes that ended together, and all environment steps so far."""

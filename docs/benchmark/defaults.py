@@ -30,7 +30,7 @@ def candidates() -> list[str]:
     from studies import grpo, ppo
 
     rtg = "grpo_rtg.py --gamma 0.99 --baseline timestep"
-    gae = "ppo.py --gamma 0.99 --clip-coef 0.2 --gae-lambda"
+    gae = "ppo.py --gamma 0.99 --clip-coef 0.2"
     return [
         f"{rtg} {grpo(4, 4, 8, 4, 3e-3)}",
         f"grpo_rtg.py --gamma 0.99 --baseline neighbors {grpo(4, 4, 8, 4, 3e-3)}",
@@ -51,12 +51,12 @@ def candidates() -> list[str]:
         f"{rtg} {grpo(2, 16, 8, 8, 3e-3)}",
         f"{rtg} {grpo(4, 4, 8, 4, 3e-3)} --target-kl 0.03",
         f"{rtg} {grpo(4, 4, 4, 8, 3e-3)}",
-        f"{gae} 0.95 {ppo(8, 256, 10, 16, 1e-3)}",
-        f"{gae} 0.98 {ppo(8, 256, 10, 16, 1e-3)}",
-        f"{gae} 0.95 {ppo(8, 256, 10, 8, 1e-3)}",
-        f"{gae} 0.98 {ppo(16, 256, 10, 16, 1e-3)}",
-        f"{gae} 0.98 {ppo(16, 256, 10, 8, 2e-3)}",
-        f"{gae} 0.98 {ppo(16, 256, 10, 16, 1e-3)} --ent-coef 0.01",
+        f"{gae} {ppo(8, 256, 10, 16, 1e-3, 0.95)}",
+        f"{gae} {ppo(8, 256, 10, 16, 1e-3, 0.98)}",
+        f"{gae} {ppo(8, 256, 10, 8, 1e-3, 0.95)}",
+        f"{gae} {ppo(16, 256, 10, 16, 1e-3, 0.98)}",
+        f"{gae} {ppo(16, 256, 10, 8, 2e-3, 0.98)}",
+        f"{gae} {ppo(16, 256, 10, 16, 1e-3, 0.98)} --ent-coef 0.01",
         *(f"grpo_outcome.py --gamma {g} {grpo(4, 4, 8, 4, 3e-3)}" for g in (1.0, 0.99)),
         f"grpo_outcome.py --gamma 1.0 {grpo(4, 8, 8, 8, 5e-3)}",
         f"grpo_outcome.py --gamma 1.0 {grpo(1, 16, 4, 4, 1e-3)}",

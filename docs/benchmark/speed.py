@@ -1,9 +1,7 @@
-"""How fast the scripts are: beside Stable-Baselines3's PPO and CleanRL's, and as groups and
-networks grow.
+"""How fast the scripts are: where the time goes, and as groups and networks grow. boxes.py compares
+them with Stable-Baselines3 and CleanRL.
 
     pip install -r docs/benchmark/requirements.txt
-    python docs/benchmark/speed.py compare --seeds 1-5
-    python docs/benchmark/speed.py compare --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
     python docs/benchmark/speed.py parts
     python docs/benchmark/speed.py grow
     python docs/benchmark/speed.py environments
@@ -17,14 +15,8 @@ other, and the environment's own rate (gym.make, random actions, one core) is me
 after each: a run's share is of the mean of those two, so that a machine that slows down slows both.
 Figures are medians over seeds, in brackets the range.
 
-compare: CartPole-v1. Steps and seconds to 475 are those after which the mean return of the last 20
-training episodes is 475, counted from the first step; GRPO's episodes come in groups, and count
-when their group is complete. This project's runs go to the end of their budget, the others only
-until they reach 475, for some take minutes. CleanRL's interpreter must have Gymnasium 0.29: with
-1.x its ppo.py trains but prints no returns.
-
-parts: where the time of grpo_rtg.py goes on CartPole-v1, in microseconds per environment step;
-timers stand around the functions that are named.
+parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
+the functions that are named.
 
 grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short
 episodes (about 22 steps); gpu has each run with and without --cuda, in turns.
@@ -50,7 +42,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 from statistics import median
 
@@ -60,7 +51,6 @@ sys.path.insert(0, str(ROOT))
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
-GOAL, WINDOW = 475, 20
 PARTS = {  # of an iteration of grpo_rtg.py
     "steps": "rollout: the environments' steps and resets, lists, the flat batch",
     "sampling": "rollout: the sampler, an observation to an action",
@@ -74,13 +64,6 @@ TOTALS = {
     "total": "the whole run",
     "dropped": "of it the last rollout, which exceeds the budget and is dropped",
 }
-ZOO = {
-    "n_steps": 32,
-    "batch_size": 256,
-    "gae_lambda": 0.8,
-    "gamma": 0.98,
-    "n_epochs": 20,
-}  # and see run_sb3
 
 
 class Meter:
@@ -90,7 +73,7 @@ class Meter:
 
     def __init__(self, spawned: float):
         self.spawned, self.first, self.start_up = spawned, None, None
-        self.steps, self.recent, self.reached = 0, deque(maxlen=WINDOW), (None, None)
+        self.steps = 0
         self.seconds = {"rollout": 0.0, "update": 0.0}
 
     def start(self) -> None:
@@ -101,31 +84,13 @@ class Meter:
     def add(self, returns: list[float], steps: int) -> None:
         """Episodes that ended, and all environment steps so far."""
         self.steps = steps
-        for value in returns:
-            self.recent.append(value)
-            if (
-                self.reached[0] is None
-                and len(self.recent) == WINDOW
-                and sum(self.recent) >= GOAL * WINDOW
-            ):
-                self.reached = steps, time.perf_counter() - self.first
 
     def result(self) -> dict:
         seconds = time.perf_counter() - self.first
         shares = {phase: spent / seconds for phase, spent in self.seconds.items()}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        reached = {
-            "steps": self.steps,
-            "goal_steps": self.reached[0],
-            "goal_seconds": self.reached[1],
-        }
-        return {
-            "rate": self.steps / seconds,
-            "start_up": self.start_up,
-            "peak": peak,
-            **shares,
-            **reached,
-        }
+        rates = {"steps": self.steps, "rate": self.steps / seconds}
+        return rates | shares | {"start_up": self.start_up, "peak": peak}
 
 
 def run_script(name: str, flags: list[str], spawned: float) -> dict:
@@ -207,73 +172,6 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     return result | spent | {"total": total, "dropped": 1e6 * result["dropped"] / result["steps"]}
 
 
-def run_sb3(settings: str, flags: list[str], spawned: float) -> dict:
-    """Stable-Baselines3's PPO, with its defaults or RL-Zoo's settings for CartPole-v1, for 100,000
-    steps.
-    """
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-
-    torch.set_num_threads(1)
-    meter, seed = Meter(spawned), int(flags[flags.index("--seed") + 1])
-
-    class Watch(BaseCallback):
-        def _on_rollout_start(self):
-            meter.start()
-            now = time.perf_counter()
-            if meter.steps:
-                meter.seconds["update"] += now - self.last
-            self.last = now
-
-        def _on_rollout_end(self):
-            meter.seconds["rollout"] += time.perf_counter() - self.last
-            self.last = time.perf_counter()
-
-        def _on_step(self):
-            meter.add(
-                [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info],
-                self.num_timesteps,
-            )
-            return meter.reached[0] is None  # else it ends
-
-    options = {}
-    if settings == "zoo":
-        options = ZOO | {
-            "learning_rate": lambda left: left * 1e-3,
-            "clip_range": lambda left: left * 0.2,
-        }
-    env = make_vec_env("CartPole-v1", n_envs=8 if settings == "zoo" else 1, seed=seed)
-    PPO("MlpPolicy", env, seed=seed, device="cpu", **options).learn(100_000, callback=Watch())
-    return meter.result()
-
-
-def run_cleanrl(checkout: str, python: str, flags: list[str], spawned: float) -> dict:
-    """CleanRL's ppo.py with its default flags (500,000 steps), from what it prints; phases cannot
-    be told apart.
-    """
-    command = [python, str(Path(checkout, "cleanrl", "ppo.py").resolve()), *flags, "--no-cuda"]
-    meter = Meter(spawned)
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(
-        command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options
-    ) as process:
-        for line in process.stdout:
-            meter.start()  # late by one episode
-            if found := re.search(r"global_step=(\d+), episodic_return=\[?([\d.]+)", line):
-                meter.add([float(found[2])], int(found[1]))
-                if meter.reached[0]:
-                    process.terminate()
-                    break
-    if not meter.steps or (process.returncode and not meter.reached[0]):
-        raise RuntimeError(
-            f"{' '.join(command)} ended with status {process.returncode}, or printed no return."
-        )
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return meter.result() | {"peak": peak, "rollout": None, "update": None}
-
-
 def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
     """Steps per second of the environment alone, resets included, with random actions, drawn at
     each step or before.
@@ -319,9 +217,7 @@ def one(job: dict) -> None:
     kind, *rest = job["what"]
     if kind == "alone":
         return print(own_rate(*rest, 3.0))
-    runner = {"script": run_script, "parts": run_parts, "sb3": run_sb3, "cleanrl": run_cleanrl}[
-        kind
-    ]
+    runner = {"script": run_script, "parts": run_parts}[kind]
     print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
 
 
@@ -336,56 +232,24 @@ def cell(results: list[dict], name: str, digits: int = 0) -> str:
 
 def split(results: list[dict]) -> str:
     """Shares of rollout, update and the rest in the time of a run."""
-    if results[0]["rollout"] is None:
-        return "–"
     rollout, update = (
         100 * median(result[phase] for result in results) for phase in ("rollout", "update")
     )
     return f"{rollout:.0f} / {update:.0f} / {100 - rollout - update:.0f}%"
 
 
-def compare(args) -> None:
-    runs = {f"`{name}.py`": ["script", name] for name in SCRIPTS}
-    runs |= {"SB3 PPO, RL-Zoo's settings": ["sb3", "zoo"], "SB3 PPO, defaults": ["sb3", "defaults"]}
-    if args.cleanrl:
-        runs["CleanRL `ppo.py`"] = ["cleanrl", args.cleanrl, args.cleanrl_python]
-    first, last = map(int, args.seeds.split("-"))
-    results = {name: [] for name in runs}
-    for seed in range(first, last + 1):
-        for name, what in runs.items():
-            results[name].append(run(what, ["--seed", str(seed)]))
-            print(f"seed {seed}: {name} {results[name][-1]}", file=sys.stderr)
-    own = [result for rows in results.values() for result in rows]
-    print(f"CartPole-v1 alone: {cell(own, 'own')} steps/s\n")
-    print("| | steps/s, whole run | % of the environment's own | rollout / update / rest "
-          "| start-up, s | peak MiB | steps to 475 | seconds to 475 | seeds that reach it |\n"
-          "|-|-|-|-|-|-|-|-|-|")  # fmt: skip
-    for name, rows in results.items():
-        reached = sum(row["goal_steps"] is not None for row in rows)
-        cells = [
-            cell(rows, "rate"),
-            cell(rows, "share"),
-            split(rows),
-            cell(rows, "start_up", 1),
-            cell(rows, "peak"),
-        ]
-        cells += [
-            cell(rows, "goal_steps"),
-            cell(rows, "goal_seconds", 2),
-            f"{reached} of {len(rows)}",
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
-
-
 def parts(args) -> None:
     first, last = map(int, args.seeds.split("-"))
-    rows = [run(["parts", "grpo_rtg"], ["--seed", str(seed)]) for seed in range(first, last + 1)]
-    print("| part | µs per step |\n|-|-|")
-    print(
-        f"| CartPole-v1 alone | {cell([{'alone': 1e6 / row['own']} for row in rows], 'alone', 2)} |"
-    )
-    for part, what in (PARTS | TOTALS).items():
-        print(f"| {what} | {cell(rows, part, 2)} |")
+    columns = []
+    for env_id in ("CartPole-v1", "LunarLander-v3", "Hopper-v5"):
+        flags = ["--env-id", env_id, *["--norm-obs"] * (env_id == "Hopper-v5"), "--seed"]
+        seeds = range(first, last + 1)
+        rows = [run(["parts", "grpo_rtg"], [*flags, str(seed)], env_id) for seed in seeds]
+        own = cell([{"alone": 1e6 / row["own"]} for row in rows], "alone", 2)
+        columns.append([env_id, own, *(cell(rows, part, 2) for part in PARTS | TOTALS)])
+    names = ["part, µs per step", "the environment alone", *(PARTS | TOTALS).values()]
+    head, *lines = (f"| {' | '.join(line)} |" for line in zip(names, *columns))
+    print("\n".join([head, "|-" * (len(columns) + 1) + "|", *lines]))
 
 
 def rows_of(
@@ -589,8 +453,7 @@ def neighbors(args) -> None:
 
 
 TABLES = {
-    table.__name__: table
-    for table in (compare, parts, grow, gpu, environments, processes, own, neighbors)
+    table.__name__: table for table in (parts, grow, gpu, environments, processes, own, neighbors)
 }
 
 
@@ -601,11 +464,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", default="1-5", help="compare, parts: first-last")
-    parser.add_argument("--cleanrl", help="compare: a checkout of CleanRL")
-    parser.add_argument(
-        "--cleanrl-python", default=sys.executable, help="compare: an interpreter that can run it"
-    )
+    parser.add_argument("--seeds", default="1-5", help="parts: first-last")
     args = parser.parse_args()
     TABLES[args.table](args)
 
