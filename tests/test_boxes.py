@@ -232,6 +232,12 @@ def test_the_table(boxes):
         "| ppo.py | 405.0 [1.0, 500.0] | 55.0 [10.0, 100.0] | 50% | 1,500 [1,000, 2,000] "
         "| 4.0 [3.0, 5.0] | 10 [9, 20] | – | 250 [250, 250] | 4 |"
     )
+    assert boxes.overview(rows).splitlines() == [
+        "| | CartPole-v1, 20 |",
+        "|-|-|",
+        "| `ppo.py` | 405, 3 of 4, 7.5 s |",  # of 3, 5, and the whole 10 and 20 s
+        f"| {boxes.SB3} | 7, 0 of 1, 9.0 s |",
+    ]
     assert lines[5] == f"| {boxes.SB3} | 7.0 | – | 0% | – | – | 9 | 2.2 | 250 | 1 |"
 
 

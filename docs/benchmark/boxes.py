@@ -342,20 +342,20 @@ def table(rows: dict[tuple, dict]) -> str:
 
 
 def overview(rows: dict[tuple, dict]) -> str:
-    """In Markdown, an entry a line: median greedy return, seeds that reach the threshold in
-    training, median seconds until they do (until the end, for those that do not).
+    """In Markdown, an entry a line: median greedy return (training return of CleanRL's), seeds of
+    which it is at the threshold, median seconds until the training return is (if never, of all).
     """
     found, lines = {}, {}
     for env, by_entry in results(rows).items():
         if by_entry:  # both of CleanRL's scripts in one line
             found[env] = {re.sub("(CleanRL) .*", r"\1", x): runs for x, runs in by_entry.items()}
-    for column, by_entry in enumerate(found.values()):
+    for column, (env, by_entry) in enumerate(found.items()):
         for name, runs in by_entry.items():
-            greedy = [run["greedy"] for run in runs if run["greedy"] is not None]
+            returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
+            above = sum(x >= ENVIRONMENTS[env].threshold for x in returns)
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
-            reached = sum(run["reach_seconds"] is not None for run in runs)
-            text = f"{median(greedy):.0f}, " if greedy else ""
-            text += f"{reached} of {len(runs)}, {seconds:.{seconds < 10:d}f} s"
+            text = f"{median(returns):.0f}, {above} of {len(runs)}, "
+            text += f"{seconds:.{seconds < 10:d}f} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
     heads = [f"{env}, {ENVIRONMENTS[env].threshold}" for env in found]
     table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]

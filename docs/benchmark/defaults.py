@@ -45,6 +45,7 @@ def candidates() -> list[str]:
         f"{rtg} {grpo(4, 4, 8, 4, 2e-3)}",
         f"{rtg} {grpo(8, 4, 8, 8, 3e-3)}",
         f"{rtg} {grpo(4, 8, 8, 8, 3e-3)}",
+        f"{rtg} {grpo(4, 8, 8, 8, 4e-3)}",
         f"{rtg} {grpo(4, 8, 8, 16, 3e-3)}",
         f"{rtg} {grpo(4, 8, 8, 8, 5e-3)}",
         f"{rtg} {grpo(4, 6, 8, 8, 3e-3)}",
