@@ -216,7 +216,11 @@ OBS = torch.tensor([[[0.0, 2, 2], [6, 6, 0], [2, 0, 0]]])[..., None]
 WORKED = {  # the row of methods.md: script, options, advantages
     "outcome": ("grpo_outcome", {}, [1, 1, 1, 0, 0, -1]),
     "process": ("grpo_process", {}, [-0.477, 0.000, 0.477, 0.000, 1.430, 0.477]),
-    "return-to-go, `group`": ("grpo_rtg", {}, [1.550, 0.221, -1.107, 0.221, 0.221, -1.107]),
+    "return-to-go, `group`": (
+        "grpo_rtg",
+        {"baseline": "group"},
+        [1.550, 0.221, -1.107, 0.221, 0.221, -1.107],
+    ),
     "return-to-go, `timestep`": (
         "grpo_rtg",
         {"baseline": "timestep"},
@@ -286,6 +290,8 @@ ELSEWHERE = {  # command: the test that runs it, or why none does
     r"python docs/benchmark/speed\.py": "test_benchmark.py",
     r"python docs/benchmark/run\.py": "test_benchmark.py",
     r"python docs/benchmark/gait\.py": "test_benchmark.py",
+    r"python docs/benchmark/boxes\.py": "test_boxes.py",
+    r"python docs/benchmark/defaults\.py": "test_defaults.py",
     r"python docs/benchmark/report\.py": "test_the_report_is_current",
     r"python docs/benchmark/random_policy\.py": "test_benchmark.py",
     r"python docs/figures/draw\.py": "test_the_drawn_pictures_are_current",
