@@ -70,6 +70,8 @@ def test_a_whole_run_is_the_cpus(script, env_id, device, capsys):
     flags |= {"eval_interval": 1000, "update_epochs": 2, "num_minibatches": 3}
     if script != "ppo":
         flags |= {"kl_coef": 0.1, "ref_update_interval": 2, "loss_agg": "trajectory"}
+    else:
+        flags |= {"num_envs": 8, "num_steps": 32}
     if script == "grpo_rtg":
         flags |= {"baseline": "neighbors"}
     Torch.chosen.clear()
@@ -102,6 +104,7 @@ def test_a_run_is_resumed_there(script, device):
         "norm_obs": True,
     }
     flags |= {"update_epochs": 2, "num_minibatches": 3}
+    flags |= {"num_envs": 8, "num_steps": 32} if script == "ppo" else {}
     whole = module.train(module.Args(total_timesteps=2200, **flags))
     half = module.train(module.Args(total_timesteps=1100, **flags))
     assert 0 < half["steps"] < whole["steps"]

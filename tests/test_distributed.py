@@ -27,7 +27,7 @@ SMALL = ["--total-timesteps", "900", "--max-episode-steps", "30", "--eval-episod
 SMALL += ["--update-epochs", "1", "--num-minibatches", "1", "--max-grad-norm", "1e6", "--norm-obs"]
 SPLIT = dict.fromkeys(child.SCRIPTS, ["--num-groups", "4", "--group-size", "3"])
 SPLIT["grpo_rtg"] = [*SPLIT["grpo_rtg"], "--baseline", "neighbors"]  # of the same process
-SPLIT["ppo"] = ["--num-envs", "4"]
+SPLIT["ppo"] = ["--num-envs", "4", "--num-steps", "64"]
 some = ["grpo_rtg", "ppo"]  # the other two share all of it with grpo_rtg
 some += [pytest.param(x, marks=pytest.mark.slow) for x in ("grpo_outcome", "grpo_process")]
 
