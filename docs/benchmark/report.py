@@ -359,6 +359,7 @@ def draw_curves(table, column: str, name: str, title: str) -> None:
                     "color": COLOURS[variant],
                     "linewidth": 0.6,
                     "shrinkB": 0,
+                    "relpos": (0, 0.5),
                 },
             )
         counts = sorted({len(runs) for runs in variants.values()})
