@@ -328,7 +328,7 @@ def test_training_commands_run(command, tmp_path):
     values = {name: int(value) for name, value in pairwise(flags) if value.isdigit()}
     episodes = values.get("--num-groups", 2) * values.get("--group-size", 32)
     steps = (
-        values.get("--num-envs", 16) * values.get("--num-steps", 64)
+        values.get("--num-envs", 16) * values.get("--num-steps", 256)
         if script == "ppo.py"
         else 30 * episodes
     )

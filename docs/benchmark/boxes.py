@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from statistics import mean, median
+from statistics import geometric_mean, mean, median
 from threading import Lock
 from typing import NamedTuple
 
@@ -341,27 +341,34 @@ def table(rows: dict[tuple, dict]) -> str:
     return "\n".join(lines).strip()
 
 
+def short(seconds: float) -> str:
+    return f"{seconds:.{seconds < 10:d}f}"
+
+
 def overview(rows: dict[tuple, dict]) -> str:
-    """In Markdown, an entry a line: median greedy return (training return of CleanRL's), seeds of
-    which it is at the threshold, median seconds until the training return is (if never, of all).
+    """In Markdown, an entry a line, where no flag is needed: median greedy return (training return
+    of CleanRL's), seeds of which it is at the threshold, median seconds until the training return
+    is (if never, of all). Last the geometric mean of these seconds, where no environment lacks.
     """
-    found, lines = {}, {}
+    found, lines, times = {}, {}, {}
     for env, by_entry in results(rows).items():
-        if by_entry:  # both of CleanRL's scripts in one line
+        if by_entry and not ENVIRONMENTS[env].flags:  # both of CleanRL's scripts in one line
             found[env] = {re.sub("(CleanRL) .*", r"\1", x): runs for x, runs in by_entry.items()}
     for column, (env, by_entry) in enumerate(found.items()):
         for name, runs in by_entry.items():
             returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
             above = sum(x >= ENVIRONMENTS[env].threshold for x in returns)
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
-            text = f"{median(returns):.0f}, {above} of {len(runs)}, "
-            text += f"{seconds:.{seconds < 10:d}f} s"
+            text = f"{median(returns):.0f}, {above} of {len(runs)}, {short(seconds)} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
+            times.setdefault(name, []).append(seconds)
     heads = [f"{env}, {ENVIRONMENTS[env].threshold}" for env in found]
+    heads.append("seconds, geometric mean")
     table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]
     for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):
-        label = f"`{name}`" if name.endswith(".py") else name
-        table.append(f"| {label} | {' | '.join(lines[name])} |")
+        label, whole = f"`{name}`" if name.endswith(".py") else name, len(times[name]) == len(found)
+        mean = short(geometric_mean(times[name])) if whole else "–"
+        table.append(f"| {label} | {' | '.join([*lines[name], mean])} |")
     return "\n".join(table)
 
 
