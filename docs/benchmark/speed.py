@@ -18,8 +18,9 @@ Figures are medians over seeds, in brackets the range.
 parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
 the functions that are named.
 
-grow, gpu: grpo_rtg.py with a learning rate of next to nothing, so that all runs have the same short
-episodes (about 22 steps); gpu has each run with and without --cuda, in turns.
+grow, gpu: grpo_rtg.py with a pass of 16 minibatches an iteration, and a learning rate of next to
+nothing, so that all runs have the same short episodes (about 22 steps); gpu has each run with and
+without --cuda, in turns.
 
 processes: grpo_rtg.py with one process and with two, in turns; but for CartPole with that learning
 rate, so that both play episodes of the same length.
@@ -272,12 +273,8 @@ def short_episodes(width: int, groups: int, size: int) -> list[str]:
         "--group-size": size,
         "--total-timesteps": steps,
     }
-    return [
-        *(str(x) for flag in flags.items() for x in flag),
-        "--learning-rate",
-        "1e-9",
-        "--no-anneal-lr",
-    ]
+    flags |= {"--update-epochs": 1, "--num-minibatches": 16, "--learning-rate": 1e-9}
+    return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
 
 
 def grow(args) -> None:
@@ -383,16 +380,7 @@ def processes(args) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
     for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "HalfCheetah-v5"):
-        flags = [
-            "--env-id",
-            env_id,
-            "--num-groups",
-            "2",
-            "--group-size",
-            "16",
-            "--total-timesteps",
-            "100000",
-        ]
+        flags = ["--env-id", env_id, "--total-timesteps", "100000"]
         if env_id != "CartPole-v1":  # which would stay at episodes of 22 steps
             flags += ["--learning-rate", "1e-9"]
         rates, bounds = {1: [], 2: []}, []
