@@ -41,10 +41,10 @@ def test_grid_world_step_by_step():
 
 
 FLAGS = {
-    "grpo_outcome": {"total_timesteps": 60_000},
-    "grpo_process": {"total_timesteps": 60_000, "num_groups": 4},
-    "grpo_rtg": {"total_timesteps": 60_000, "baseline": "timestep"},
-    "ppo": {"total_timesteps": 40_000},
+    "grpo_outcome": {},
+    "grpo_process": {"total_timesteps": 60_000},
+    "grpo_rtg": {"total_timesteps": 60_000},
+    "ppo": {"total_timesteps": 60_000},
 }
 
 

@@ -59,8 +59,10 @@ def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def draw_variants(rewards, mask, obs) -> None:
-    per_time_step = grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline="timestep")
-    by_neighbors = grpo_rtg.compute_advantages(rewards, mask, 0.99, True, "neighbors", obs)
+    group, timestep, neighbors = (
+        grpo_rtg.compute_advantages(rewards, mask, 0.99, True, baseline, obs)
+        for baseline in ("group", "timestep", "neighbors")
+    )
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
             rewards, mask, 1.0
@@ -68,11 +70,9 @@ def draw_variants(rewards, mask, obs) -> None:
         "process: normalized rewards, summed from each step on": grpo_process.compute_advantages(
             rewards, mask, 1.0
         ),
-        "return-to-go, group: against all steps of the group": grpo_rtg.compute_advantages(
-            rewards, mask, 0.99
-        ),
-        "return-to-go, timestep: against those alive at the same t": per_time_step,
-        "return-to-go, neighbors: against the nearest steps of four others": by_neighbors,
+        "return-to-go, group: against all steps of the group": group,
+        "return-to-go, timestep: against those alive at the same t": timestep,
+        "return-to-go, neighbors: against the nearest steps of four others": neighbors,
     }
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
@@ -146,7 +146,9 @@ def draw_flow() -> None:
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
     mask = episodes.mask[0]
-    advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
+    advantages = grpo_rtg.compute_advantages(
+        episodes.rewards, episodes.mask, 0.99, baseline="group"
+    )[0]
     lengths, longest = mask.sum(1).tolist(), mask.shape[1]
 
     figure = plt.figure(figsize=(12, 3.4), layout="constrained")
