@@ -21,8 +21,8 @@ This file's advantage (section 4.1.2) compares episodes, by their returns:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), every step weighs
-the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, their norm clipped.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
+(Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped and annealed.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -60,7 +60,7 @@ class Args:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
     gamma: float = 1.0  # γ: discount per step
-    norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
+    norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
     num_minibatches: int = 8  # gradient steps per pass
@@ -85,7 +85,7 @@ class Args:
     capture_video: bool = False  # record some episodes of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
-    resume: str | None = None  # go on from this checkpoint.pt; its options hold, but those given
+    resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
     evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
@@ -112,7 +112,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
     """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
 
-    A group without spread beyond float32 rounding gives exactly 0: no ε beside std is needed.
+    A group without spread beyond float32 rounding gives exactly 0: std needs no constant beside it.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)
@@ -142,7 +142,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages, weights = batch["advantages"], batch["weights"]
     log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
-    # mean advantage, often about 0, whatever the policy. Its gradient is the policy gradient.
+    # weighted mean of Â, whatever the policy is worth. Its gradient is the policy gradient.
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
@@ -522,7 +522,7 @@ class Run:
         scalars["group/return_std"] = returns.std(-1).mean()
         for name, value in scalars.items() if self.rank == 0 else ():
             self.writer.add_scalar(name, float(value), self.step)
-        shown = f"return={np.mean(self.recent):.1f}, kl={metrics['approx_kl']:.4f}"
+        shown = f"return={np.mean(self.recent):.1f}, approx_kl={metrics['approx_kl']:.4f}"
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(new_steps)
         self.evaluate_and_save()

@@ -16,8 +16,8 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares retu
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
 The mean is over the members alive at t; with --baseline group over all the group's steps, as it was
-published; with neighbors over the nearest steps, in (s, t), of the other episodes that come
-nearest. std is the group's, of R - mean.
+published; with neighbors over one step of each of the k nearest other episodes, the step nearest in
+(s, t). std is the group's, of R - mean.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken between a rollout and its update
@@ -25,8 +25,8 @@ nearest. std is the group's, of R - mean.
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a discount, every
-step weighs the same (Eq. 3: --loss-agg trajectory), several gradient steps a pass, norm clipped.
+By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), a mean
+over steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped and annealed.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -66,7 +66,7 @@ class Args:
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "neighbors"] = "timestep"  # which steps the mean is of
     num_neighbors: int = 4  # k of --baseline neighbors: other episodes that count (0: all)
-    norm_std: bool = True  # divide by the standard deviation (not: Dr. GRPO, arXiv:2503.20783)
+    norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
     num_minibatches: int = 8  # gradient steps per pass
@@ -91,7 +91,7 @@ class Args:
     capture_video: bool = False  # record some episodes of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
-    resume: str | None = None  # go on from this checkpoint.pt; its options hold, but those given
+    resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
     evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
@@ -117,9 +117,9 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     One step of each, of any group (k = 0: of all), weighted by 1/d², d the distance in (obs, t)
     in standard deviations. In NumPy, whose argmin takes a fifth of torch's time.
     """
-    values, taken = (block.flatten(0, 1).cpu().numpy() for block in (x, mask))  # [N, T], N = K·G
-    episode, time = taken.nonzero()  # [S] each
-    steps = np.column_stack([obs[mask].cpu(), time])  # [S, D + 1] float64, or near steps would tie
+    values, taken = (each.flatten(0, 1).cpu().numpy() for each in (x, mask))  # [N, T], N = K·G
+    episode, t = taken.nonzero()  # [S] each
+    steps = np.column_stack([obs[mask].cpu(), t])  # [S, D + 1] float64, or near steps would tie
     spread = np.where(np.ptp(steps, axis=0) > 0, steps.std(0), np.inf)
     steps = (steps - steps.mean(0)) / spread  # what never changes counts for nothing
     # |a - b|² - |a|² = [-2a, 1]·[b, |b|²] has the order of the distances from a step a to steps b
@@ -133,8 +133,9 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
         nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
         squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
         squares[np.arange(len(order)), episode[block]] = 1e30  # its own counts if alone
-        weights = (squares <= (1 + 1e-9) * np.sort(squares)[:, : k or None][:, -1:]) / squares
-        means[episode[block], time[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
+        farthest = np.sort(squares)[:, : k or None][:, -1:]  # of the k nearest, [B, 1]
+        weights = (squares <= (1 + 1e-9) * farthest) / squares
+        means[episode[block], t[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
     return torch.from_numpy(means).to(x.device).view(x.shape)
 
 
@@ -157,7 +158,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
     """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
 
-    A group without spread beyond float32 rounding gives exactly 0: no ε beside std is needed.
+    A group without spread beyond float32 rounding gives exactly 0: std needs no constant beside it.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)
@@ -187,7 +188,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages, weights = batch["advantages"], batch["weights"]
     log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
-    # mean advantage, often about 0, whatever the policy. Its gradient is the policy gradient.
+    # weighted mean of Â, whatever the policy is worth. Its gradient is the policy gradient.
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
@@ -393,10 +394,8 @@ def train(args: Args) -> dict:
         if run.step + new_steps > args.total_timesteps:  # dropped
             return run.finish()
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
-        obs = pad(episodes.obs, episodes.mask)
-        advantages = compute_advantages(
-            *blocks, args.gamma, args.norm_std, args.baseline, obs, args.num_neighbors
-        )  # line 9
+        baseline = args.baseline, pad(episodes.obs, episodes.mask), args.num_neighbors
+        advantages = compute_advantages(*blocks, args.gamma, args.norm_std, *baseline)  # line 9
         batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
@@ -570,7 +569,7 @@ class Run:
         scalars["group/return_std"] = returns.std(-1).mean()
         for name, value in scalars.items() if self.rank == 0 else ():
             self.writer.add_scalar(name, float(value), self.step)
-        shown = f"return={np.mean(self.recent):.1f}, kl={metrics['approx_kl']:.4f}"
+        shown = f"return={np.mean(self.recent):.1f}, approx_kl={metrics['approx_kl']:.4f}"
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(new_steps)
         self.evaluate_and_save()

@@ -80,7 +80,7 @@ class Args:
     capture_video: bool = False  # record some episodes of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
-    resume: str | None = None  # go on from this checkpoint.pt; its options hold, but those given
+    resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
     evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
@@ -556,7 +556,7 @@ class Run:
         scalars["charts/learning_rate"] = self.trained["optimizer"].param_groups[0]["lr"]
         for name, value in scalars.items() if self.rank == 0 else ():
             self.writer.add_scalar(name, float(value), self.step)
-        shown = f"return={np.mean(self.recent or np.nan):.1f}, kl={metrics['approx_kl']:.4f}"
+        shown = f"return={np.mean(self.recent or np.nan):.1f}, approx_kl={metrics['approx_kl']:.4f}"
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(new_steps)
         self.evaluate_and_save()

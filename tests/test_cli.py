@@ -53,7 +53,7 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
     greedy = float(EVALUATION.fullmatch(greedy + "\n")[2])
     assert 300 < steps <= 400 and 8 <= train <= 20 and 8 <= greedy <= 20
     *_, bar, end = re.split("[\r\n]", err)  # of the progress, which is shown on no terminal, too
-    assert re.search(rf"{steps}/400 \[.*return=[\d.]+, kl=[\d.]+\]", bar) and not end
+    assert re.search(rf"{steps}/400 \[.*return=[\d.]+, approx_kl=[\d.]+\]", bar) and not end
     events = EventAccumulator(str(run_dir)).Reload()
     own = PPO_TAGS if script == "ppo" else GRPO_TAGS
     assert set(events.Tags()["scalars"]) == TAGS | own
