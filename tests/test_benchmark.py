@@ -307,20 +307,33 @@ def test_own_luck_shares_the_start_and_nothing_else():
     assert not np.array_equal(*main_engine)
 
 
+class Places(gym.Wrapper):
+    """Where each step of the environment ends, by its own account."""
+
+    def step(self, action):
+        result = self.env.step(action)
+        self.places.append(result[-1]["x_position"])
+        return result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo_rtg", "ppo"])
-def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5"])
+def test_gait_plays_the_episodes_of_the_evaluation(name, env_id, tmp_path, capsys, monkeypatch):
     pytest.importorskip("mujoco")
     script, gait = importlib.import_module(name), importlib.import_module("docs.benchmark.gait")
-    args, env = (
-        script.Args(env_id=gait.ENV_ID, hidden_size=8, eval_episodes=20),
-        gym.make(gait.ENV_ID),
-    )
+    args, env = script.Args(env_id=env_id, hidden_size=8, eval_episodes=20), gym.make(env_id)
     network = script.ActorCritic if name == "ppo" else script.Policy
     policy = network(env.observation_space, env.action_space, args.hidden_size)
     script.save(tmp_path / "model.pt", args, policy=policy.state_dict())
     monkeypatch.setattr(sys, "argv", ["gait.py", str(tmp_path / "model.pt")])
-    returns, play = script.evaluate(policy, args).round().tolist(), script.play_episodes
+    returns, play, make_env = script.evaluate(policy, args), script.play_episodes, script.make_env
+    envs = []
+
+    def with_places(*given):
+        envs.append(Places(make_env(*given)))
+        envs[-1].places = []
+        return envs[-1]
 
     def pitched(*given):  # at step t by t
         episodes = play(*given)
@@ -328,11 +341,16 @@ def test_gait_plays_the_episodes_of_the_evaluation(name, tmp_path, capsys, monke
         episodes.obs[:, 1] = episodes.flatten(t)
         return episodes
 
+    monkeypatch.setattr(script, "make_env", with_places)
     monkeypatch.setattr(script, "play_episodes", pitched)
     gait.main()
-    printed = re.findall(r"return (-?\d+), pitch (-?\d+\.\d)", capsys.readouterr().out)
-    assert [float(returned) for returned, _ in printed] == returns
-    assert {pitch for _, pitch in printed} == {"749.5"}  # the mean of 500 to 999
+    expected = []
+    for returned, env in zip(returns, envs[-20:]):
+        steps = len(env.places)
+        middle = (steps // 2 + steps - 1) / 2  # of the second half's steps
+        line = f"return {returned:.0f}, {steps} steps, {env.places[-1]:.1f} m, pitch {middle:.1f}"
+        expected.append(line)
+    assert capsys.readouterr().out.splitlines()[1:] == expected  # less what evaluate prints
     env.reset(seed=1)
     assert env.step(env.action_space.sample())[0][1] == env.unwrapped.data.qpos[2]
 

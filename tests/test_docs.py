@@ -369,12 +369,6 @@ APART = {  # measured by learning.py: the grid world with few and many groups, t
     *("0.54 [0.20, 0.67]", "0.67 [0.63, 0.69]", "0.66 [0.24, 0.70]", "0.66 [0.63, 0.70]"),
     *("0.65 [0.41, 0.71]", "0.55 [-0.61, 0.67]", "-1.47 [-1.91, -0.56]", "-0.54 [-1.07, -0.13]"),
     *(
-        "1922 [1330, 3321]",
-        "335 [158, 573]",
-        "-4 [-112, 28]",
-    ),  # HalfCheetah with the first round's settings
-    "1141 [933, 1302]",  # Hopper likewise
-    *(
         "239 [210, 244]",
         "208 [152, 232]",
     ),  # PPO on LunarLander without entropy bonus, by learning.py
