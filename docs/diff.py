@@ -1,10 +1,11 @@
-"""Write docs/diff.md: how the scripts differ, from the scripts themselves.
+"""Write docs/diff.md, how the scripts differ, and the lines that the pages' links lead to.
 
 python docs/diff.py
 """
 
 import ast
 import difflib
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -50,5 +51,19 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def with_lines(text: str) -> str:
+    """A page whose links [`function`](script.py#L1) lead to the line that defines it."""
+
+    def lead(link: re.Match) -> str:
+        code = (ROOT / link["script"]).read_text()
+        [node] = [x for x in ast.parse(code).body if getattr(x, "name", "") == link["name"]]
+        return f"[`{link['name']}`]({link['path']}#L{node.lineno})"
+
+    link = r"\[`(?P<name>\w+)`\]\((?P<path>(?:\.\./)?(?P<script>\w+\.py))#L\d+\)"
+    return re.sub(link, lead, text)
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "diff.md").write_text(page())
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        path.write_text(with_lines(path.read_text()))

@@ -235,22 +235,29 @@ def test_the_table(boxes):
         "| 4.0 [3.0, 5.0] | 10 [9, 20] | – | 250 [250, 250] | 4 |"
     )
     assert boxes.overview(rows).splitlines() == [
-        "| | CartPole-v1, 20 | seconds, geometric mean |",
+        "| | CartPole-v1, 3,000 steps, 20 | seconds, geometric mean |",
         "|-|-|-|",
-        "| `ppo.py` | 405, 3 of 4, 7.5 s | 7.5 |",  # of 3, 5, and the whole 10 and 20 s
-        f"| {boxes.SB3} | 7, 0 of 1, 9.0 s | 9.0 |",
+        "| `ppo.py` | 405, 3 of 4, > 7.5 s | 7.5 |",  # of 3, 5, and the whole 10 and 20 s
+        f"| {boxes.SB3} | 7, 0 of 1, > 9.0 s | 9.0 |",
     ]
     boxes.ENVIRONMENTS["Acrobot-v1"] = boxes.Environment(3000, -100, "ppo.py --env-id Acrobot-v1")
     with_flag = boxes.Environment(3000, 2000, "ppo.py --env-id Hopper-v4", " --norm-obs")
     boxes.ENVIRONMENTS["Hopper-v5"] = with_flag
-    acrobot = [handmade(boxes, "Acrobot-v1", "ppo.py", i, greedy=-90, seconds=30) for i in (1, 2)]
+    acrobot = [
+        handmade(boxes, "Acrobot-v1", "ppo.py", i, greedy=-90, seconds=30) for i in (1, 2, 3)
+    ]
+    for row, greedy in zip(acrobot[1:], (-100.4, -101)):  # as rounded it would be above
+        row |= {"greedy": greedy, "reach_seconds": 30}
     hopper = handmade(boxes, "Hopper-v5", "ppo.py", 1, greedy=2000)
     rows |= {(row["env"], "ppo.py", row["seed"]): row for row in [*acrobot, hopper]}
     head, _, *cells = boxes.overview(rows).splitlines()
-    assert head == "| | CartPole-v1, 20 | Acrobot-v1, -100 | seconds, geometric mean |"
+    assert head == (
+        "| | CartPole-v1, 3,000 steps, 20 | Acrobot-v1, 3,000 steps, -100 "
+        "| seconds, geometric mean |"
+    )
     assert cells == [
-        "| `ppo.py` | 405, 3 of 4, 7.5 s | -90, 2 of 2, 30 s | 15 |",  # √(7.5·30)
-        f"| {boxes.SB3} | 7, 0 of 1, 9.0 s | – | – |",
+        "| `ppo.py` | 405, 3 of 4, > 7.5 s | -100.4, 1 of 3, 30 s | 15 |",  # √(7.5·30)
+        f"| {boxes.SB3} | 7, 0 of 1, > 9.0 s | – | – |",
     ]
     assert lines[5] == f"| {boxes.SB3} | 7.0 | – | 0% | – | – | 9 | 2.2 | 250 | 1 |"
 

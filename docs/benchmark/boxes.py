@@ -348,7 +348,8 @@ def short(seconds: float) -> str:
 def overview(rows: dict[tuple, dict]) -> str:
     """In Markdown, an entry a line, where no flag is needed: median greedy return (training return
     of CleanRL's), seeds of which it is at the threshold, median seconds until the training return
-    is (if never, of all). Last the geometric mean of these seconds, where no environment lacks.
+    is; > if half or more never are, which count with their whole time. Last the geometric mean of
+    these seconds, where no environment lacks.
     """
     found, lines, times = {}, {}, {}
     for env, by_entry in results(rows).items():
@@ -358,11 +359,16 @@ def overview(rows: dict[tuple, dict]) -> str:
         for name, runs in by_entry.items():
             returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
             above = sum(x >= ENVIRONMENTS[env].threshold for x in returns)
+            close = abs(median(returns) - ENVIRONMENTS[env].threshold) < 1  # above or below it?
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
-            text = f"{median(returns):.0f}, {above} of {len(runs)}, {short(seconds)} s"
+            half = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
+            text = f"{median(returns):.{close:d}f}, {above} of {len(runs)}, "
+            text += f"{'' if half else '> '}{short(seconds)} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
             times.setdefault(name, []).append(seconds)
-    heads = [f"{env}, {ENVIRONMENTS[env].threshold}" for env in found]
+    heads = [
+        f"{env}, {x.steps:,} steps, {x.threshold}" for env in found for x in [ENVIRONMENTS[env]]
+    ]
     heads.append("seconds, geometric mean")
     table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]
     for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):

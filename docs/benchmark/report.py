@@ -132,8 +132,8 @@ def setting_of(env: str, variant: str, setting: str, command: str) -> str:
 
 
 def ranked(table) -> dict[tuple[str, str], list]:
-    """The settings tried for each environment and variant, best first: (runs, mean return, setting,
-    command of one).
+    """The settings tried for each environment and variant, best first: (runs, mean return, whether
+    it was taken, setting).
     """
     tried = {}
     for env, variants in table.items():
@@ -143,11 +143,12 @@ def ranked(table) -> dict[tuple[str, str], list]:
                 float(np.mean([final(runs, "greedy"), final(runs, "sampled")])),
                 runs[0][-1]["command"],
             )
-            found = len(runs), value, setting_of(env, variant, setting, command), command
+            taken = f" {studies.tuned(env, variant)} --seed" in command
+            found = len(runs), value, taken, setting_of(env, variant, setting, command)
             tried.setdefault((env, variant), []).append(found)
-    # what got more seeds won a round before; of equals the first in the list
+    # what got more seeds won a round before; of equals the one that was taken
     return {
-        key: sorted(settings, key=lambda each: each[:2], reverse=True)
+        key: sorted(settings, key=lambda each: each[:3], reverse=True)
         for key, settings in tried.items()
     }
 
@@ -157,26 +158,25 @@ def tuning_table(table) -> str:
         "| environment | variant | best setting | its mean | the others, best first |",
         "|-|-|-|-|-|",
     ]
-    for (env, variant), [(_, best, chosen, _), *others] in ranked(table).items():
-        rest = ", ".join(f"{value:.4g} ({setting})" for _, value, setting, _ in others)
+    for (env, variant), [(most, best, _, chosen), *others] in ranked(table).items():
+        fewest = min([most, *(runs for runs, *_ in others)])
+        rest = ", ".join(
+            f"{value:.4g}{'*' * (runs > fewest)} ({setting})" for runs, value, _, setting in others
+        )
         lines.append(f"| {env} | {variant} | {chosen} | {best:.4g} | {rest} |")
     return "\n".join(lines)
 
 
 def main_table(table) -> str:
-    head = "| environment, steps | variant | greedy | sampled | training, last 100 | seeds "
-    head += "| minutes a run |"
-    lines = [head, "|-|-|-|-|-|-|-|"]
+    head = "| environment, steps | variant | greedy | sampled | training, last 100 | seeds |"
+    lines = [head, "|-|-|-|-|-|-|"]
     for env, variants in table.items():
         for variant, runs in variants.items():
             cells = [
                 cell(env, final(runs, column)) for column in ("greedy", "sampled", "train_return")
             ]
-            minutes = f"{np.median(final(runs, 'seconds')) / 60:.1f}"
             steps = f"{studies.STEPS[env]:,}"
-            lines.append(
-                f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} | {minutes} |"
-            )
+            lines.append(f"| {env}, {steps} | {variant} | {' | '.join(cells)} | {len(runs)} |")
     return "\n".join(lines)
 
 
@@ -212,7 +212,8 @@ def improvement_table(table) -> str:
     return.
     """
     others = [name for name in studies.VARIANTS if name != "PPO"]
-    lines = [f"| environment | {' | '.join(f'{name}: greedy | training' for name in others)} |"]
+    heads = [f"{name}, {how}" for name in others for how in ("greedy", "training")]
+    lines = [f"| environment | {' | '.join(heads)} |"]
     lines.append("|-|" + "-|-|" * len(others))
     for env, runs in table.items():
         pairs = [
@@ -262,7 +263,7 @@ def ablation_runs(table) -> dict[str, dict[str, dict[str, list]]]:
 def ablation_table(table) -> str:
     """A row for each setting: greedy and training returns of each variant."""
     names = ["outcome", "return-to-go", "return-to-go, timestep"]
-    heads = [f"{name}: greedy | training" for name in names]
+    heads = [f"{name}, {how}" for name in names for how in ("greedy", "training")]
     lines = [
         f"| environment, steps, seeds | setting | {' | '.join(heads)} |",
         "|-|-|" + "-|-|" * len(names),

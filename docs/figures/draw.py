@@ -146,9 +146,7 @@ def draw_flow() -> None:
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
     mask = episodes.mask[0]
-    advantages = grpo_rtg.compute_advantages(
-        episodes.rewards, episodes.mask, 0.99, baseline="group"
-    )[0]
+    advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
     lengths, longest = mask.sum(1).tolist(), mask.shape[1]
 
     figure = plt.figure(figsize=(12, 3.4), layout="constrained")
