@@ -212,7 +212,7 @@ def improvement_table(table) -> str:
     return.
     """
     others = [name for name in studies.VARIANTS if name != "PPO"]
-    heads = [f"{name}, {how}" for name in others for how in ("greedy", "training")]
+    heads = [f"{short(name)}, {how}" for name in others for how in ("greedy", "training")]
     lines = [f"| environment | {' | '.join(heads)} |"]
     lines.append("|-|" + "-|-|" * len(others))
     for env, runs in table.items():
@@ -263,7 +263,7 @@ def ablation_runs(table) -> dict[str, dict[str, dict[str, list]]]:
 def ablation_table(table) -> str:
     """A row for each setting: greedy and training returns of each variant."""
     names = ["outcome", "return-to-go", "return-to-go, timestep"]
-    heads = [f"{name}, {how}" for name in names for how in ("greedy", "training")]
+    heads = [f"{short(name)}, {how}" for name in names for how in ("greedy", "training")]
     lines = [
         f"| environment, steps, seeds | setting | {' | '.join(heads)} |",
         "|-|-|" + "-|-|" * len(names),
