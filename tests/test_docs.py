@@ -28,9 +28,9 @@ FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_mode
 scale_rewards loss_type max_grad_norm max_completion_length learning_rate frac_reward_zero_std
 kl entropy reset step terminated truncated Box Discrete MultiDiscrete MultiBinary Tuple Dict
 render_mode metadata max_episode_steps reward_threshold np_random random np.random gymnasium.Wrapper
-env.step env.reset gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size steps_per_generation
-gradient_accumulation_steps ref_model_mixup_alpha std mean uint8 docs tests runs
-gymnasium.wrappers.NormalizeReward group timestep neighbors"""
+env.step env.reset gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
+steps_per_generation gradient_accumulation_steps ref_model_mixup_alpha std mean uint8 docs tests
+runs gymnasium.wrappers.NormalizeReward group timestep neighbors"""
 OTHER_FLAGS = (
     "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
 )
