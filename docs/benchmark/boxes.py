@@ -361,14 +361,13 @@ def overview(rows: dict[tuple, dict]) -> str:
             above = sum(x >= ENVIRONMENTS[env].threshold for x in returns)
             close = abs(median(returns) - ENVIRONMENTS[env].threshold) < 1  # above or below it?
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
-            half = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
+            most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
             text = f"{median(returns):.{close:d}f}, {above} of {len(runs)}, "
-            text += f"{'' if half else '> '}{short(seconds)} s"
+            text += f"{'' if most else '> '}{short(seconds)} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
             times.setdefault(name, []).append(seconds)
-    heads = [
-        f"{env}, {x.steps:,} steps, {x.threshold}" for env in found for x in [ENVIRONMENTS[env]]
-    ]
+    goals = {env: ENVIRONMENTS[env] for env in found}
+    heads = [f"{env}, {goal.steps:,} steps, {goal.threshold}" for env, goal in goals.items()]
     heads.append("seconds, geometric mean")
     table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]
     for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):

@@ -290,7 +290,6 @@ def neighbor_table(table) -> str:
     for env, settings in table.items():
         for setting, runs in settings.items():
             cells = [cell(env, final(runs, column)) for column in ("greedy", "train_return")]
-            cells = [x.partition(" [")[0] for x in cells] if len(runs) == 1 else cells
             seconds = f"{np.median(final(runs, 'seconds')):.0f}"
             lines.append(f"| {env} | {setting} | {' | '.join(cells)} | {len(runs)} | {seconds} |")
     return "\n".join(lines)
