@@ -117,26 +117,23 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
     One step of each, of any group (k = 0: of all), weighted by 1/d², d the distance in (obs, t)
     in standard deviations. In NumPy, whose argmin takes a fifth of torch's time.
     """
-    values, taken = (each.flatten(0, 1).cpu().numpy() for each in (x, mask))  # [N, T], N = K·G
-    episode, t = taken.nonzero()  # [S] each
+    episode, t = mask.flatten(0, 1).cpu().numpy().nonzero()  # [S] each
     steps = np.column_stack([obs[mask].cpu(), t])  # [S, D + 1] float64, or near steps would tie
     spread = np.where(np.ptp(steps, axis=0) > 0, steps.std(0), np.inf)
     steps = (steps - steps.mean(0)) / spread  # what never changes counts for nothing
     # |a - b|² - |a|² = [-2a, 1]·[b, |b|²] has the order of the distances from a step a to steps b
-    rows = np.column_stack([-2 * steps, np.ones(len(steps))])
-    columns = np.zeros((*taken.shape, rows.shape[1]))
-    columns[..., -1] = 1e30  # padding is far away
-    columns[taken] = np.column_stack([steps, (steps**2).sum(1)])
-    means, members, size = values.copy(), np.arange(len(taken)), 2**18 // taken.size + 1
-    for block in (slice(i, i + size) for i in range(0, len(steps), size)):  # of 2 MB
-        order = rows[block] @ columns.reshape(taken.size, -1).T  # [B, N·T]
-        nearest = members, order.reshape(-1, *taken.shape).argmin(2)  # a step of each, [B, N]
-        squares = ((columns[nearest][..., :-1] - steps[block, None]) ** 2).sum(2) + 1e-12  # d²
-        squares[np.arange(len(order)), episode[block]] = 1e30  # its own counts if alone
+    rows = np.column_stack([-2 * steps, np.ones(len(t))])
+    columns = np.column_stack([steps, (steps**2).sum(1)])
+    episodes = np.split(np.arange(len(t)), np.flatnonzero(np.diff(episode)) + 1)  # N of them
+    values, means = x[mask].cpu().numpy(), []
+    for a in np.split(np.arange(len(t)), range(512, len(t), 512)):  # B at a time bound the memory
+        nearest = np.stack([b[(rows[a] @ columns[b].T).argmin(1)] for b in episodes], 1)  # [B, N]
+        squares = ((steps[nearest] - steps[a, None]) ** 2).sum(2) + 1e-12  # d²
+        squares[np.arange(len(a)), episode[a]] = 1e30  # its own counts if alone
         farthest = np.sort(squares)[:, : k or None][:, -1:]  # of the k nearest, [B, 1]
         weights = (squares <= (1 + 1e-9) * farthest) / squares
-        means[episode[block], t[block]] = (weights * values[nearest]).sum(1) / weights.sum(1)
-    return torch.from_numpy(means).to(x.device).view(x.shape)
+        means.append((weights * values[nearest]).sum(1) / weights.sum(1))
+    return x.masked_scatter(mask, torch.from_numpy(np.concatenate(means)).to(x))
 
 
 def pad(steps: Tensor, mask: Tensor) -> Tensor:
