@@ -396,6 +396,18 @@ def test_statistics_of_the_report(monkeypatch):
     better, worse = [[{"greedy": 2, "train_return": 6}]], [[{"greedy": 1, "train_return": 7}]]
     table = {"here": dict.fromkeys(report.studies.VARIANTS, better) | {"PPO": worse}}
     assert report.improvement_table(table).splitlines()[-1] == "| here |" + " 1.00 | 0.00 |" * 5
+    monkeypatch.setattr(
+        report,
+        "load",
+        lambda _: {env: {"return-to-go, timestep": [*better, *worse]} for env in halves},
+    )
+    runs = [[{"greedy": 3, "train_return": 8}]]
+    halves = {"Acrobot-v1": {"with": runs}, "Hopper-v5": {"without": runs}}
+    rows = report.norm_obs_table(halves).splitlines()
+    assert rows[0].count("without") == 2 and rows[0].index("without") < rows[0].index("with |")
+    cells = "2.0 [2.0, 2.0] | 3.0 [3.0, 3.0] | 6.0 [6.0, 6.0] | 8.0 [8.0, 8.0]"
+    assert rows[2] == f"| Acrobot-v1 | {cells} | 1 |"
+    assert rows[3] == "| Hopper-v5 | 3 [3, 3] | 2 [2, 2] | 8 [8, 8] | 6 [6, 6] | 1 |"
 
 
 def test_tuned_flags_are_those_that_won_their_tuning(monkeypatch):

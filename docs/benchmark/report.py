@@ -295,6 +295,20 @@ def neighbor_table(table) -> str:
     return "\n".join(lines)
 
 
+def norm_obs_table(table) -> str:
+    """timestep with --norm-obs and without: the one is of this study, the other of main's."""
+    heads = [f"{how}, {name}" for how in ("greedy", "training") for name in ("without", "with")]
+    lines = [f"| environment | {' | '.join(heads)} | seeds |", "|-|-|-|-|-|-|"]
+    others = load("main")
+    for env, half in table.items():
+        [(name, runs)] = half.items()
+        pair = [runs, others[env]["return-to-go, timestep"][: len(runs)]]
+        pair = pair if name == "without" else pair[::-1]
+        cells = [cell(env, final(x, by)) for by in ("greedy", "train_return") for x in pair]
+        lines.append(f"| {env} | {' | '.join(cells)} | {len(runs)} |")
+    return "\n".join(lines)
+
+
 def style(axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=TEXT, linewidth=0.5)
@@ -533,6 +547,7 @@ def main() -> None:
     tables |= {"box": (lambda _: boxes.overview(boxes.read()), "main")}
     tables |= {"defaults": (lambda _: defaults.table(boxes.read(defaults.CSV)), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
+    tables |= {"norm_obs": (norm_obs_table, "norm_obs")}
     for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         page = path.read_text()
         for name in re.findall(r"<!-- table (\w+) -->", page):

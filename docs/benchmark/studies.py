@@ -447,5 +447,15 @@ def ablations():
                         )
 
 
+def norm_obs():
+    """The tuned flags of timestep with the other choice of --norm-obs; main has their own."""
+    variant = "return-to-go, timestep"
+    for seed in SEEDS:
+        for env in ("Acrobot-v1", "Pendulum-v1", "LunarLander-v3", *MUJOCO):
+            name, change = ("without", "--no-norm-obs") if env in MUJOCO else ("with", "--norm-obs")
+            options = f"{tuned(env, variant)} {change}"
+            yield env, name, seed, STEPS[env], VARIANTS[variant], options, False
+
+
 STUDIES = {"choices": choices, "tuning": tuning, "main": main, "ablations": ablations}
-STUDIES |= {"neighbors": neighbors}
+STUDIES |= {"neighbors": neighbors, "norm_obs": norm_obs}
