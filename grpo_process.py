@@ -145,7 +145,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     # weighted mean of Â, whatever the policy is worth. Its gradient is the policy gradient.
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    surrogate = torch.min(ratio * advantages, clipped * advantages)
+    surrogate = torch.min(ratio * advantages, clipped * advantages)  # Eq. 3
     policy_loss = -(weights * surrogate).mean()
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * entropies).mean()
