@@ -30,6 +30,10 @@ RUN = {s: [*TINY[s], *RUN, *(REFERENCE if s != "ppo" else [])] for s in SCRIPTS}
 
 def curves(run_dir: Path) -> dict:
     """The points (step, value) of each curve, less those that depend on the clock."""
+    # TensorBoard reads files by name, which has the second and the process: 10000 before 9999
+    for path in run_dir.glob("events.*"):
+        start, process, rest = path.name.rsplit(".", 2)
+        path.rename(path.with_name(f"{start}.{process:0>9}.{rest}"))
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"]) - {"charts/SPS"}
     return {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in tags}
