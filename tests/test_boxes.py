@@ -235,7 +235,7 @@ def test_the_table(boxes):
         "| 4.0 [3.0, 5.0] | 10 [9, 20] | – | 250 [250, 250] | 4 |"
     )
     assert boxes.overview(rows).splitlines() == [
-        "| | CartPole-v1, 3,000 steps, 20 | seconds, geometric mean |",
+        "| | CartPole-v1, 3,000 steps, threshold 20 | seconds, geometric mean |",
         "|-|-|-|",
         "| `ppo.py` | 405, 3 of 4, > 7.5 s | 7.5 |",  # of 3, 5, and the whole 10 and 20 s
         f"| {boxes.SB3} | 7, 0 of 1, > 9.0 s | 9.0 |",
@@ -252,13 +252,28 @@ def test_the_table(boxes):
     rows |= {(row["env"], "ppo.py", row["seed"]): row for row in [*acrobot, hopper]}
     head, _, *cells = boxes.overview(rows).splitlines()
     assert head == (
-        "| | CartPole-v1, 3,000 steps, 20 | Acrobot-v1, 3,000 steps, -100 "
+        "| | CartPole-v1, 3,000 steps, threshold 20 | Acrobot-v1, 3,000 steps, threshold -100 "
         "| seconds, geometric mean |"
     )
     assert cells == [
         "| `ppo.py` | 405, 3 of 4, > 7.5 s | -100.4, 1 of 3, 30 s | 15 |",  # √(7.5·30)
         f"| {boxes.SB3} | 7, 0 of 1, > 9.0 s | – | – |",
     ]
+    hoppers = [
+        handmade(boxes, "Hopper-v5", entry, 1, training=9, greedy=2500, reach_seconds=2)
+        for entry in boxes.entries("Hopper-v5")
+    ]
+    rows |= {(row["env"], row["entry"], row["seed"]): row for row in hoppers}
+    head, _, *cells = boxes.overview(rows).splitlines()
+    assert head.endswith(
+        "| Hopper-v5 --norm-obs, 3,000 steps, threshold 2000 "
+        "| seconds, geometric mean of the first 2 |"
+    )
+    assert (
+        "| `ppo.py` | 405, 3 of 4, > 7.5 s | -100.4, 1 of 3, 30 s | 2500, 1 of 1, 2.0 s | 15 |"
+        in (cells)
+    )
+    assert "| CleanRL | – | – | 2500, 1 of 1, 2.0 s | – |" in cells
     assert lines[5] == f"| {boxes.SB3} | 7.0 | – | 0% | – | – | 9 | 2.2 | 250 | 1 |"
 
 

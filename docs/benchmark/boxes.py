@@ -346,33 +346,40 @@ def short(seconds: float) -> str:
 
 
 def overview(rows: dict[tuple, dict]) -> str:
-    """In Markdown, an entry a line, where no flag is needed: median greedy return (training return
-    of CleanRL's), seeds of which it is at the threshold, median seconds until the training return
-    is; > if half or more never are, which count with their whole time. Last the geometric mean of
-    these seconds, where no environment lacks.
+    """In Markdown, an entry a line: median greedy return (training return of CleanRL's), seeds of
+    which it is at the threshold, median seconds until the training return is; > if half or more
+    never are, which count with their whole time. Last the geometric mean of these seconds over the
+    environments that need no flag, where none lacks. Those with a flag come once all have run.
     """
     found, lines, times = {}, {}, {}
     for env, by_entry in results(rows).items():
-        if by_entry and not ENVIRONMENTS[env].flags:  # both of CleanRL's scripts in one line
+        flags = ENVIRONMENTS[env].flags
+        if len(by_entry) == len(entries(env)) if flags else by_entry:
+            # both of CleanRL's scripts in one line
             found[env] = {re.sub("(CleanRL) .*", r"\1", x): runs for x, runs in by_entry.items()}
     for column, (env, by_entry) in enumerate(found.items()):
+        threshold, flags = ENVIRONMENTS[env].threshold, ENVIRONMENTS[env].flags
         for name, runs in by_entry.items():
             returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
-            above = sum(x >= ENVIRONMENTS[env].threshold for x in returns)
-            close = abs(median(returns) - ENVIRONMENTS[env].threshold) < 1  # above or below it?
+            above = sum(x >= threshold for x in returns)
+            close = abs(median(returns) - threshold) < 1  # above or below it?
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
             most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
             text = f"{median(returns):.{close:d}f}, {above} of {len(runs)}, "
             text += f"{'' if most else '> '}{short(seconds)} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
-            times.setdefault(name, []).append(seconds)
-    goals = {env: ENVIRONMENTS[env] for env in found}
-    heads = [f"{env}, {goal.steps:,} steps, {goal.threshold}" for env, goal in goals.items()]
-    heads.append("seconds, geometric mean")
-    table = [f"| | {' | '.join(heads)} |", "|-" * (len(heads) + 1) + "|"]
+            times.setdefault(name, []).extend([] if flags else [seconds])
+    heads = []
+    for env in found:
+        steps, threshold, _, flags = ENVIRONMENTS[env]
+        heads.append(f"{env}{flags}, {steps:,} steps, threshold {threshold}")
+    compared = sum(not ENVIRONMENTS[env].flags for env in found)
+    of_which = f" of the first {compared}" if compared < len(found) else ""
+    table = [f"| | {' | '.join(heads)} | seconds, geometric mean{of_which} |"]
+    table.append("|-" * (len(heads) + 2) + "|")
     for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):
-        label, whole = f"`{name}`" if name.endswith(".py") else name, len(times[name]) == len(found)
-        mean = short(geometric_mean(times[name])) if whole else "–"
+        label = f"`{name}`" if name.endswith(".py") else name
+        mean = short(geometric_mean(times[name])) if len(times[name]) == compared else "–"
         table.append(f"| {label} | {' | '.join([*lines[name], mean])} |")
     return "\n".join(table)
 
