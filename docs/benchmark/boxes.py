@@ -349,7 +349,8 @@ def overview(rows: dict[tuple, dict]) -> str:
     """In Markdown, an entry a line: median greedy return (training return of CleanRL's), seeds of
     which it is at the threshold, median seconds until the training return is; > if half or more
     never are, which count with their whole time. Last the geometric mean of these seconds over the
-    environments that need no flag, where none lacks. Those with a flag come once all have run.
+    environments that need no flag, where none lacks; > if one of them has it. Those with a flag
+    come once all have run.
     """
     found, lines, times = {}, {}, {}
     for env, by_entry in results(rows).items():
@@ -368,7 +369,7 @@ def overview(rows: dict[tuple, dict]) -> str:
             text = f"{median(returns):.{close:d}f}, {above} of {len(runs)}, "
             text += f"{'' if most else '> '}{short(seconds)} s"
             lines.setdefault(name, ["–"] * len(found))[column] = text
-            times.setdefault(name, []).extend([] if flags else [seconds])
+            times.setdefault(name, []).extend([] if flags else [(seconds, most)])
     heads = []
     for env in found:
         steps, threshold, _, flags = ENVIRONMENTS[env]
@@ -379,7 +380,10 @@ def overview(rows: dict[tuple, dict]) -> str:
     table.append("|-" * (len(heads) + 2) + "|")
     for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):
         label = f"`{name}`" if name.endswith(".py") else name
-        mean = short(geometric_mean(times[name])) if len(times[name]) == compared else "–"
+        mean = "–"
+        if len(times[name]) == compared:
+            mean = short(geometric_mean(seconds for seconds, _ in times[name]))
+            mean = mean if all(most for _, most in times[name]) else f"> {mean}"
         table.append(f"| {label} | {' | '.join([*lines[name], mean])} |")
     return "\n".join(table)
 
