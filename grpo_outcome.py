@@ -44,8 +44,6 @@ import torch
 import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
-from torch.distributions import Normal
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -68,11 +66,11 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
-    ref_update_interval: int = 1  # iterations between π_ref ← π_θ (0: it stays the first policy)
+    ref_update_interval: int = 1  # iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # no more passes once KL(π_old, π_θ) exceeds this, in nats
+    target_kl: float = 0.0  # no more passes once KL(π_old, π_θ) exceeds this, in nats (0: off)
     hidden_size: int = 64  # units in each of the two hidden layers
     norm_obs: bool = False  # normalize observations by statistics kept in the model
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
@@ -95,9 +93,8 @@ def compute_advantages(rewards, mask, gamma: float, norm_std=True) -> Tensor:
     Section 4.1.2: one number for all steps of an episode.
     """
     returns = discounted_sums(rewards.double().where(mask, 0), gamma)[..., 0]  # [K, G]
-    everyone = torch.ones_like(returns, dtype=torch.bool)
     mean = returns.mean(1, keepdim=True)
-    return group_normalize(returns, mean, everyone, norm_std)[..., None] * mask
+    return group_normalize(returns, mean, mask[..., 0], norm_std)[..., None] * mask
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
@@ -149,10 +146,9 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     policy_loss = -(weights * surrogate).mean()
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * entropies).mean()
-    approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
-    clipfrac = (ratio != clipped).float().mean()
     metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy}
-    metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
+    metrics["approx_kl"] = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
+    metrics["clipfrac"] = (ratio != clipped).float().mean()
     loss = policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)
     return loss, {name: x.detach() for name, x in metrics.items()}
 
@@ -208,7 +204,7 @@ class Policy(nn.Module):
             log_probs = outputs.log_softmax(-1)  # [B, A]
             of_actions = log_probs.gather(-1, actions[:, None]).squeeze(-1)
             return of_actions, -(log_probs.exp() * log_probs).sum(-1)
-        normal = Normal(outputs, self.log_std.exp(), validate_args=False)
+        normal = torch.distributions.Normal(outputs, self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
     @torch.no_grad()
@@ -253,7 +249,7 @@ class Episodes(NamedTuple):
 
 
 def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=1) -> Episodes:
-    """Play an episode in each environment from reset(seed=seeds[i]), stepped while it is alive.
+    """Play an episode from reset(seed=seeds[i]) in each environment, stepping it until it ends.
 
     Actions are sampled with rng, greedy without. UserError for NaN or infinity.
     """
@@ -302,10 +298,9 @@ def collect_groups(envs: list, policy: Policy, num_groups: int, rng, seed_groups
 
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
     """The steps of K groups as grpo_loss takes them, [S, ...] on the policy's device."""
-    weights = step_weights(episodes.mask, args.loss_agg)
+    blocks = {"advantages": advantages, "weights": step_weights(episodes.mask, args.loss_agg)}
     batch = {"obs": episodes.obs, "actions": episodes.actions}
-    batch["advantages"] = episodes.flatten(advantages).float()
-    batch["weights"] = episodes.flatten(weights).float()
+    batch |= {name: episodes.flatten(block).float() for name, block in blocks.items()}
     batch = {name: x.to(policy.obs_mean.device) for name, x in batch.items()}
     # π_old is the policy that sampled: it has not moved yet
     batch["log_probs"] = batch["ref_log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
@@ -315,7 +310,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
 
 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
-    """μ passes over a flat batch, each in shuffled minibatches; gives the metrics' means."""
+    """μ passes over a flat batch, each in shuffled minibatches; returns the metrics' means."""
     coefs = args.clip_coef, args.kl_coef, args.ent_coef
     history, num_minibatches = [], min(args.num_minibatches, *gather(len(batch["obs"])))
     for _ in range(args.update_epochs):
@@ -336,7 +331,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def train(args: Args) -> dict:
-    """Algorithm 1 of the paper, its lines named in the comments; gives what Run.finish does."""
+    """Algorithm 1 of the paper, its lines named in the comments; returns what Run.finish does."""
     run = Run(args)  # line 1: π_θ, π_ref, the optimizer, K·G environments, random numbers
     policy, reference, optimizer, rng = *run.trained.values(), run.rng
     while True:  # lines 2 and 4
@@ -374,8 +369,7 @@ class UserError(ValueError):
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
     """An environment with flat observations whose episodes end, or UserError."""
     try:
-        limit = max_episode_steps or None
-        env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        env = gym.make(env_id, max_episode_steps or None, disable_env_checker=True, **options)
         env = gym.wrappers.RecordVideo(env, str(video_dir)) if video_dir else env
     except (gym.error.Error, ValueError) as error:
         raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
@@ -391,7 +385,7 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
 
 
 def fast_forward(policy: Policy):
-    """policy.forward on NumPy arrays; on the CPU in NumPy, which takes a third of the time."""
+    """policy.forward on NumPy arrays; on the CPU without torch, in a third of the time."""
     device = policy.obs_mean.device
     if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
         return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
@@ -407,12 +401,11 @@ def fast_forward(policy: Policy):
 
 
 class Adam(torch.optim.Adam):
-    """torch's, less decorators that import its compiler: a second less to start."""
+    """torch's Adam without the decorators that import its compiler: starts a second sooner."""
 
-    add_param_group, load_state_dict, state_dict, step, zero_grad = (
-        torch.no_grad()(inspect.unwrap(getattr(torch.optim.Adam, name)))
-        for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
-    )
+
+for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"):
+    setattr(Adam, name, torch.no_grad()(inspect.unwrap(getattr(Adam, name))))
 
 
 def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> np.ndarray:
@@ -437,8 +430,7 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 class Run:
     """What a run trains and how far it is, kept in checkpoints, and its files."""
 
-    PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "untrained"
-    PROGRESS += "eval_returns", "rngs"
+    PROGRESS = "iteration step seconds recent best evaluated untrained eval_returns rngs"
 
     def __init__(self, args: Args):
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -451,7 +443,7 @@ class Run:
         device = torch.device("cpu")
         if args.cuda and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)  # not the first one for all
+            torch.cuda.set_device(device)  # else all processes would use the first
         elif args.cuda:
             print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
         if self.world > 1:
@@ -471,7 +463,7 @@ class Run:
         if args.resume is not None:
             self.dir = Path(args.resume).parent
             _, states = load(args.resume, args.env_id, self.trained)
-            vars(self).update({name: states[name] for name in self.PROGRESS})
+            vars(self).update({name: states[name] for name in self.PROGRESS.split()})
             if len(self.rngs) != self.world:
                 raise UserError(f"{args.resume} is of a run of {len(self.rngs)} processes.")
             self.rng.bit_generator.state = self.rngs[self.rank]
@@ -488,14 +480,13 @@ class Run:
         self.evaluate_and_save()
 
     def open_logs(self) -> None:
-        """TensorBoard's, and W&B's; a resumed run's go on from its checkpoint."""
+        """Open TensorBoard's log, and W&B's; a resumed run goes on from its checkpoint."""
         options, name = asdict(self.args), self.dir.resolve().name
         if self.args.track:
             import wandb
 
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        purge_step = self.step + 1 if self.args.resume else None
-        self.writer = SummaryWriter(self.dir, purge_step=purge_step)
+        self.writer = SummaryWriter(self.dir, purge_step=self.step + 1)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
 
@@ -508,7 +499,7 @@ class Run:
         returns, tied, self.rngs = map(list, zip(*shared))
         returns, tied = torch.cat(returns), torch.cat(tied)  # [K, G], [K]
         if tied.all() and self.iteration == 0 and self.rank == 0:
-            why = "every step pays the same" if returns.std(-1).any() else "its members tie"
+            why = "every step pays the same" if returns.diff().any() else "its members tie"
             tqdm.write(f"No signal yet: all advantages are 0, for in each group {why}.")
         self.iteration, self.step = self.iteration + 1, self.step + new_steps
         self.recent = (self.recent + returns.flatten().tolist())[-100:]
@@ -544,12 +535,12 @@ class Run:
         if finished or time.perf_counter() - self.saved >= args.checkpoint_interval:
             self.writer.flush()
             states = {name: part.state_dict() for name, part in self.trained.items()}
-            states |= {name: getattr(self, name) for name in self.PROGRESS}
+            states |= {name: getattr(self, name) for name in self.PROGRESS.split()}
             save(self.dir / "checkpoint.pt", args, **states)
             self.saved = time.perf_counter()
 
     def finish(self) -> dict:
-        """Save, evaluate, report; give run_dir, steps, seconds, train_return and eval_returns."""
+        """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
         self.bar.close()
         for env in self.envs:
             env.close()
@@ -590,7 +581,7 @@ def save(path: Path, args: Args, **states) -> None:
 
 
 def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
-    """The options and states that save wrote; parts, such as a network, are given theirs.
+    """The options and states that save wrote; parts, such as a network, load theirs.
 
     A stranger's file runs no code: it is plain data, and an environment whose id imports a module
     must be env_id. UserError if the file is not for this.
@@ -622,9 +613,9 @@ def average_gradients(policy: Policy, weight: float) -> None:
     """Under torchrun the mean of the processes' gradients by weight, in one message."""
     if dist.is_initialized():
         gradients = [parameter.grad for parameter in policy.parameters()]
-        flat = torch.cat([parameters_to_vector(gradients), gradients[0].new_ones(1)]) * weight
+        flat = nn.utils.parameters_to_vector([*gradients, gradients[0].new_ones(1)]) * weight
         dist.all_reduce(flat)
-        vector_to_parameters(flat[:-1] / flat[-1], gradients)
+        nn.utils.vector_to_parameters(flat[:-1] / flat[-1], gradients)
 
 
 def check_args(args: Args, world: int = 1) -> None:
@@ -633,9 +624,8 @@ def check_args(args: Args, world: int = 1) -> None:
     lowest = {"group_size": 2, "eval_episodes": 1} | dict.fromkeys(positive.split(), 1)
     highest = {"gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in vars(args).items():
-        low, high = lowest.get(name, 0), highest.get(name, 2**40)
+        option, low, high = name.replace("_", "-"), lowest.get(name, 0), highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
-            option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_groups % world:
         raise UserError(f"--num-groups {args.num_groups} cannot be split over {world} processes.")

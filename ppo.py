@@ -41,8 +41,6 @@ import torch
 import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
-from torch.distributions import Normal
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -67,7 +65,7 @@ class Args:
     ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # no more passes once KL(π_old, π_θ) exceeds this, in nats
+    target_kl: float = 0.0  # no more passes once KL(π_old, π_θ) exceeds this, in nats (0: off)
     hidden_size: int = 64  # units in each of the two hidden layers
     norm_obs: bool = False  # normalize observations by statistics kept in the model
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
@@ -111,10 +109,9 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     policy_loss = -surrogate.mean()
     value_loss = 0.5 * (policy.value(batch["obs"]) - batch["returns"]).square().mean()
     entropy = entropies.mean()
-    approx_kl = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
-    clipfrac = (ratio != clipped).float().mean()
     metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-    metrics |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
+    metrics["approx_kl"] = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
+    metrics["clipfrac"] = (ratio != clipped).float().mean()
     loss = policy_loss + vf_coef * value_loss - (ent_coef * entropy if ent_coef else 0)
     return loss, {name: x.detach() for name, x in metrics.items()}
 
@@ -170,7 +167,7 @@ class Policy(nn.Module):
             log_probs = outputs.log_softmax(-1)  # [B, A]
             of_actions = log_probs.gather(-1, actions[:, None]).squeeze(-1)
             return of_actions, -(log_probs.exp() * log_probs).sum(-1)
-        normal = Normal(outputs, self.log_std.exp(), validate_args=False)
+        normal = torch.distributions.Normal(outputs, self.log_std.exp(), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
     @torch.no_grad()
@@ -263,7 +260,7 @@ def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: 
 
 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
-    """K passes over a flat batch, each in shuffled minibatches; gives the metrics' means."""
+    """K passes over a flat batch, each in shuffled minibatches; returns the metrics' means."""
     coefs = args.clip_coef, args.ent_coef, args.vf_coef
     history, num_minibatches = [], min(args.num_minibatches, *gather(len(batch["obs"])))
     for _ in range(args.update_epochs):
@@ -284,7 +281,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def train(args: Args) -> dict:
-    """Algorithm 1 of the paper; gives what Run.finish does."""
+    """Algorithm 1 of the paper; returns what Run.finish does."""
     run = Run(args)  # π_θ and V, the optimizer, N environments, random numbers
     policy, optimizer, rng = *run.trained.values(), run.rng
     new_steps = args.num_envs * args.num_steps
@@ -297,7 +294,8 @@ def train(args: Args) -> dict:
         budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
         metrics = update(policy, optimizer, batch, args, rng)
-        metrics["explained_variance"] = float(1 - (returns - values).var() / returns.var())
+        explained = float(1 - (returns - values).var() / returns.var())
+        metrics["explained_variance"] = np.mean(gather(explained))
         if args.norm_obs:
             policy.update_obs_stats(torch.cat(gather(steps.obs.flatten(0, 1))))
         run.record(steps.episodes, new_steps, metrics)
@@ -320,8 +318,7 @@ class UserError(ValueError):
 def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
     """An environment with flat observations whose episodes end, or UserError."""
     try:
-        limit = max_episode_steps or None
-        env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        env = gym.make(env_id, max_episode_steps or None, disable_env_checker=True, **options)
         env = gym.wrappers.RecordVideo(env, str(video_dir)) if video_dir else env
     except (gym.error.Error, ValueError) as error:
         raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
@@ -337,7 +334,7 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
 
 
 def fast_forward(policy: Policy):
-    """policy.forward on NumPy arrays; on the CPU in NumPy, which takes a third of the time."""
+    """policy.forward on NumPy arrays; on the CPU without torch, in a third of the time."""
     device = policy.obs_mean.device
     if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
         return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
@@ -353,12 +350,11 @@ def fast_forward(policy: Policy):
 
 
 class Adam(torch.optim.Adam):
-    """torch's, less decorators that import its compiler: a second less to start."""
+    """torch's Adam without the decorators that import its compiler: starts a second sooner."""
 
-    add_param_group, load_state_dict, state_dict, step, zero_grad = (
-        torch.no_grad()(inspect.unwrap(getattr(torch.optim.Adam, name)))
-        for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
-    )
+
+for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"):
+    setattr(Adam, name, torch.no_grad()(inspect.unwrap(getattr(Adam, name))))
 
 
 class Running:
@@ -366,13 +362,12 @@ class Running:
 
     def __init__(self, envs: list, rng: np.random.Generator):
         self.envs, self.seeds = envs, rng.integers(2**31, size=len(envs)).tolist()
-        self.obs, self.returns = [None] * len(envs), [0.0] * len(envs)
-        self.actions = [[] for _ in envs]  # of each episode so far, as plain numbers
+        self.obs, self.returns, self.actions = ([None] * len(envs) for _ in range(3))
         for n, seed in enumerate(self.seeds):
             self.reset(n, seed)
 
     def reset(self, n: int, seed: int) -> None:
-        """Start an episode in environment n."""
+        """Start an episode in environment n: no actions yet, no return."""
         self.seeds[n], self.actions[n], self.returns[n] = seed, [], 0.0
         self.obs[n], _ = self.noted(n, self.envs[n].reset, seed=seed)
 
@@ -381,7 +376,7 @@ class Running:
         self.actions[n].append(action.tolist())
         self.obs[n], reward, terminated, truncated, _ = self.noted(n, self.envs[n].step, action)
         self.returns[n] += float(reward)
-        return float(reward), terminated, truncated
+        return float(reward), bool(terminated), bool(truncated)
 
     def state(self) -> tuple[list, list, list]:
         """Seeds, actions and observations, as plain numbers: what a checkpoint keeps."""
@@ -419,7 +414,7 @@ class Episodes(NamedTuple):
 
 
 def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=1) -> Episodes:
-    """Play an episode in each environment from reset(seed=seeds[i]), stepped while it is alive.
+    """Play an episode from reset(seed=seeds[i]) in each environment, stepping it until it ends.
 
     Actions are sampled with rng, greedy without. UserError for NaN or infinity.
     """
@@ -474,8 +469,7 @@ def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> n
 class Run:
     """What a run trains and how far it is, kept in checkpoints, and its files."""
 
-    PROGRESS = "iteration", "step", "seconds", "recent", "best", "evaluated", "untrained"
-    PROGRESS += "eval_returns", "kept"
+    PROGRESS = "iteration step seconds recent best evaluated untrained eval_returns kept"
 
     def __init__(self, args: Args):
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -487,7 +481,7 @@ class Run:
         device = torch.device("cpu")
         if args.cuda and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)  # not the first one for all
+            torch.cuda.set_device(device)  # else all processes would use the first
         elif args.cuda:
             print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
         if self.world > 1:
@@ -508,7 +502,7 @@ class Run:
         if args.resume is not None:
             self.dir = Path(args.resume).parent
             _, states = load(args.resume, args.env_id, self.trained)
-            vars(self).update({name: states[name] for name in self.PROGRESS})
+            vars(self).update({name: states[name] for name in self.PROGRESS.split()})
             if [len(seeds) for _, seeds, *_ in self.kept] != [num_envs] * self.world:
                 raise UserError(f"{args.resume} is of other --num-envs, or other processes.")
             self.rng.bit_generator.state, *episodes = self.kept[self.rank]
@@ -528,19 +522,18 @@ class Run:
         self.evaluate_and_save()
 
     def open_logs(self) -> None:
-        """TensorBoard's, and W&B's; a resumed run's go on from its checkpoint."""
+        """Open TensorBoard's log, and W&B's; a resumed run goes on from its checkpoint."""
         options, name = asdict(self.args), self.dir.resolve().name
         if self.args.track:
             import wandb
 
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        purge_step = self.step + 1 if self.args.resume else None
-        self.writer = SummaryWriter(self.dir, purge_step=purge_step)
+        self.writer = SummaryWriter(self.dir, purge_step=self.step + 1)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
 
     def record(self, episodes: list, new_steps: int, metrics: dict) -> None:
-        """Count, log and show an iteration of all processes; evaluate and save if it is time."""
+        """Count, log and show an iteration of all processes; evaluate and save if due."""
         if not np.isfinite(metrics["policy_loss"] + metrics["grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
         episodes = sum(gather(episodes), [])
@@ -578,12 +571,12 @@ class Run:
         if finished or time.perf_counter() - self.saved >= args.checkpoint_interval:
             self.writer.flush()
             states = {name: part.state_dict() for name, part in self.trained.items()}
-            states |= {name: getattr(self, name) for name in self.PROGRESS}
+            states |= {name: getattr(self, name) for name in self.PROGRESS.split()}
             save(self.dir / "checkpoint.pt", args, **states)
             self.saved = time.perf_counter()
 
     def finish(self) -> dict:
-        """Save, evaluate, report; give run_dir, steps, seconds, train_return and eval_returns."""
+        """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
         self.bar.close()
         for env in self.envs:
             env.close()
@@ -624,7 +617,7 @@ def save(path: Path, args: Args, **states) -> None:
 
 
 def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
-    """The options and states that save wrote; parts, such as a network, are given theirs.
+    """The options and states that save wrote; parts, such as a network, load theirs.
 
     A stranger's file runs no code: it is plain data, and an environment whose id imports a module
     must be env_id. UserError if the file is not for this.
@@ -656,8 +649,8 @@ def average_gradients(policy: ActorCritic) -> None:
     """Under torchrun the mean of the processes' gradients, in one message."""
     if dist.is_initialized():
         gradients = [parameter.grad for parameter in policy.parameters()]
-        dist.all_reduce(flat := parameters_to_vector(gradients))
-        vector_to_parameters(flat / dist.get_world_size(), gradients)
+        dist.all_reduce(flat := nn.utils.parameters_to_vector(gradients))
+        nn.utils.vector_to_parameters(flat / dist.get_world_size(), gradients)
 
 
 def check_args(args: Args, world: int = 1) -> None:
@@ -666,9 +659,8 @@ def check_args(args: Args, world: int = 1) -> None:
     lowest = {"num_threads": 1, "eval_episodes": 1} | dict.fromkeys(positive.split(), 1)
     highest = {"gamma": 1, "gae_lambda": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in vars(args).items():
-        low, high = lowest.get(name, 0), highest.get(name, 2**40)
+        option, low, high = name.replace("_", "-"), lowest.get(name, 0), highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
-            option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_envs % world:
         raise UserError(f"--num-envs {args.num_envs} cannot be split over {world} processes.")

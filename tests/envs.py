@@ -130,6 +130,7 @@ class Hostile(Countdown):
         "harmless integers": lambda obs, *rest: (obs.astype(np.int8), *rest),
         "harmless list": lambda obs, *rest: (obs.tolist(), *rest),
         "harmless reward array": lambda obs, reward, *rest: (obs, np.array(reward), *rest),
+        "harmless integer flag": lambda obs, reward, over, *rest: (obs, reward, int(over), *rest),
         "harmless numpy bool": lambda obs, reward, over, *rest: (
             obs,
             reward,

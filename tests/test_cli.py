@@ -109,6 +109,25 @@ def test_a_model_is_played_with_its_own_options_but_for_those_given(cli):
 
 
 @both_kinds
+def test_a_model_is_not_played_with_options_out_of_range(cli, script):
+    cli(script, *TINY[script])
+    status, out, err = cli(script, "--evaluate", only_run() / "model.pt", "--gamma", 2)
+    assert status == 2 and not out and "--gamma must be from 0 to 1, not 2" in err
+
+
+@both_kinds
+@pytest.mark.parametrize("anneal", [True, False])
+def test_the_learning_rate_falls_linearly_to_0(cli, script, anneal):
+    """Each iteration has that of the budget left when it begins."""
+    flag = "--anneal-lr" if anneal else "--no-anneal-lr"
+    cli(script, *TINY[script], "--learning-rate", 0.02, flag)
+    points = EventAccumulator(str(only_run())).Reload().Scalars("charts/learning_rate")
+    starts = [0, *(point.step for point in points[:-1])]
+    expected = [0.02 * (1 - start / 400 if anneal else 1) for start in starts]
+    assert len(points) > 3 and [point.value for point in points] == pytest.approx(expected)
+
+
+@both_kinds
 def test_the_same_seed_gives_the_same_weights(cli, script):
     weights = []
     for seed in (1, 1, 2):
@@ -162,7 +181,7 @@ BAD_INPUT = {
         ["--resume", "nowhere.pt"],
         r"Cannot use nowhere.pt here: .*No such file",
     ),
-    "played out of range": (["--evaluate", "", "--gamma", "2"], r"Cannot use  here: "),
+    "no name to play": (["--evaluate", ""], r"Cannot use  here: "),
 }
 CASES = [("grpo_rtg", *case) for case in BAD_INPUT.values()]
 CASES += [(script, ["--num-minibatches", "0"], "--num-minibatches must be") for script in SCRIPTS]

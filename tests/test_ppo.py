@@ -4,13 +4,16 @@ the other files.
 
 import json
 import re
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
+from tests.child import TINY
 from tests.envs import Countdown, Hostile, TurnsNaN
 
 
@@ -73,6 +76,48 @@ def test_gae_stops_at_an_episodes_end():
         rewards, zeros, zeros, torch.zeros(3, 1, dtype=torch.bool), done, 1.0, 1.0
     )
     assert advantages.flatten().tolist() == [2.0, 1.0, 1000.0]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_run_hands_over_what_ended_and_how(env_id, cli, monkeypatch):
+    """Pendulum is only ever truncated; CartPole here falls or is truncated after twelve steps."""
+    seen, compute_gae = [], ppo.compute_gae
+
+    def watched(*args):
+        seen.append((*args, *compute_gae(*args)))
+        return seen[-1][-2:]
+
+    monkeypatch.setattr(ppo, "compute_gae", watched)
+    options = ["--env-id", env_id, "--max-episode-steps", 12, "--gamma", 0.8, "--gae-lambda", 0.7]
+    assert cli("ppo", *TINY["ppo"], *options)[0] == 0
+    [run_dir] = Path("runs").iterdir()
+    explained = EventAccumulator(str(run_dir)).Reload().Scalars("losses/explained_variance")
+    assert len(seen) == len(explained) > 3
+    for (rewards, values, next_values, terminated, done, *options, _, returns), logged in zip(
+        seen, explained
+    ):
+        assert options == [0.8, 0.7] and rewards.shape == (16, 4)
+        assert done.any() and not (terminated & ~done).any()
+        goes_on = ~done[:-1]
+        torch.testing.assert_close(next_values[:-1][goes_on], values[1:][goes_on])
+        assert (next_values[:-1] != values[1:])[~goes_on].all()  # V(s) of another episode
+        share = 1 - (returns - values).var() / returns.var()
+        assert logged.value == pytest.approx(share.item(), abs=1e-6)
+    ends = torch.stack([torch.stack(call[3:5]) for call in seen]).unbind(1)  # terminated, done
+    assert (ends[1] & ~ends[0]).any() and ends[0].any() == (env_id == "CartPole-v1")
+
+
+@pytest.mark.parametrize("norm_adv", [True, False])
+def test_advantages_are_normalized_over_the_batch(norm_adv):
+    [steps] = collect()
+    policy = make_policy(Countdown())
+    advantages, returns = torch.arange(36.0).view(12, 3) ** 2, torch.arange(36.0).view(12, 3)
+    batch = ppo.make_batch(steps, advantages, returns, policy, ppo.Args(norm_adv=norm_adv))
+    flat = advantages.flatten()
+    expected = (flat - flat.mean()) / flat.std() if norm_adv else flat
+    torch.testing.assert_close(batch["advantages"], expected)
+    assert torch.equal(batch["returns"], returns.flatten())
+    assert torch.equal(batch["obs"], steps.obs.flatten(0, 1))
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
