@@ -366,14 +366,14 @@ def overview(rows: dict[tuple, dict]) -> str:
             close = abs(median(returns) - threshold) < 1  # above or below it?
             seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
             most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
-            text = f"{median(returns):.{close:d}f}, {above} of {len(runs)}, "
-            text += f"{'' if most else '> '}{short(seconds)} s"
-            lines.setdefault(name, ["–"] * len(found))[column] = text
+            cell = f"{median(returns):.{close:d}f}<br>{above} of {len(runs)}<br>"
+            cell += f"{'' if most else '> '}{short(seconds)} s"
+            lines.setdefault(name, ["–"] * len(found))[column] = cell
             times.setdefault(name, []).extend([] if flags else [(seconds, most)])
     heads = []
     for env in found:
-        steps, threshold, _, flags = ENVIRONMENTS[env]
-        heads.append(f"{env}{flags}, {steps:,} steps, threshold {threshold}")
+        steps, threshold, *_ = ENVIRONMENTS[env]
+        heads.append(f"{env}<br>{steps:,} steps<br>threshold {threshold}")
     compared = sum(not ENVIRONMENTS[env].flags for env in found)
     of_which = f" of the first {compared}" if compared < len(found) else ""
     table = [f"| | {' | '.join(heads)} | seconds, geometric mean{of_which} |"]
