@@ -1,4 +1,4 @@
-"""GRPO with returns-to-go for Gymnasium: PPO's objective, with a group for a critic.
+"""GRPO with returns-to-go for Gymnasium: PPO's objective, with a group in place of a critic.
 
     python grpo_rtg.py --env-id CartPole-v1
     python grpo_rtg.py --evaluate runs/<run>/model.pt --render
@@ -15,8 +15,8 @@ This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares retu
 
     R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
 
-The mean is over the members alive at t; with --baseline group over all the group's steps, as it was
-published; with neighbors over one step of each of the k nearest other episodes, the step nearest in
+The mean is over the members alive at t (--baseline timestep), over all the group's steps (group, as
+published) or over the k nearest other episodes (neighbors), of each the one step that is nearest in
 (s, t). std is that of R - mean over the group's steps.
 
     paper   here                      paper   here
@@ -82,7 +82,7 @@ class Args:
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
-    eval_interval: int = 0  # environment steps between evaluations (0: only after training)
+    eval_interval: int = 0  # environment steps between evaluations (0: before and after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
@@ -153,7 +153,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
     """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
 
-    A group without spread beyond float32 rounding gives exactly 0: std needs no constant beside it.
+    A group without spread beyond float32 rounding gives exactly 0, so no ε is added to std.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)
@@ -166,7 +166,7 @@ def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Te
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     """Weights [K, G, T] with which .mean() averages as Eq. 3 ("trajectory") or DAPO ("step") does.
 
-    Eq. 3 weighs a step of episode i by 1/(K G |o_i|); times Σ|o_i|, as .mean() divides by that.
+    Eq. 3 weighs a step of episode i by 1/(K G |o_i|); times S = Σ|o_i|, by which .mean() divides.
     """
     weights = mask.double()
     lengths = weights.sum(-1, keepdim=True)  # |o_i|, [K, G, 1]
@@ -183,7 +183,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages, weights = batch["advantages"], batch["weights"]
     log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
-    # weighted mean of Â, whatever the policy is worth. Its gradient is the policy gradient.
+    # weighted mean of Â, which says nothing of progress. Its gradient is the policy gradient.
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped * advantages)  # Eq. 3
@@ -271,7 +271,7 @@ class Policy(nn.Module):
         return sample
 
     def to_env(self, actions: np.ndarray) -> list:
-        """Actions as env.step takes them: counted from the space's start, or within its bounds."""
+        """Actions for env.step: Discrete ones shifted to the space's start, Box ones clipped."""
         space = self.action_space
         if self.discrete:
             return list((actions + space.start).astype(space.dtype))
@@ -336,7 +336,7 @@ def collect_groups(envs: list, policy: Policy, num_groups: int, rng, seed_groups
     episodes = play_episodes(envs, policy, seeds, rng, num_groups)
     starts = episodes.obs[: len(envs)].view(num_groups, -1, episodes.obs.shape[1])  # at t = 0
     if seed_groups and (starts != starts[:, :1]).any():
-        raise UserError(f"{envs[0].unwrapped} ignores reset(seed): mend it, or --no-seed-groups.")
+        raise UserError(f"{envs[0].unwrapped} ignores reset(seed): fix it, or --no-seed-groups.")
     return episodes
 
 
@@ -384,8 +384,8 @@ def train(args: Args) -> dict:
         # lines 5 to 8: K start states, G episodes of π_old ← π_θ from each, their rewards
         episodes = collect_groups(run.envs, policy, run.num_groups, rng, args.seed_groups)
         new_steps = sum(gather(len(episodes.obs)))  # of all processes
-        if run.step + new_steps > args.total_timesteps:  # dropped
-            return run.finish()
+        if run.step + new_steps > args.total_timesteps:
+            return run.finish()  # the iteration is dropped
         blocks = episodes.rewards, episodes.mask  # [K, G, T]
         baseline = args.baseline, pad(episodes.obs, episodes.mask), args.num_neighbors
         advantages = compute_advantages(*blocks, args.gamma, args.norm_std, *baseline)  # line 9
@@ -394,7 +394,7 @@ def train(args: Args) -> dict:
         optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
         metrics = update(policy, optimizer, batch, args, rng)  # lines 10 and 11
         if args.norm_obs:
-            policy.update_obs_stats(torch.cat(gather(episodes.obs)))
+            policy.update_obs_stats(torch.cat(gather(episodes.obs)))  # frozen in an iteration
         run.record(episodes, advantages, new_steps, metrics)
 
 

@@ -71,7 +71,7 @@ class Args:
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
-    eval_interval: int = 0  # environment steps between evaluations (0: only after training)
+    eval_interval: int = 0  # environment steps between evaluations (0: before and after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
@@ -190,7 +190,7 @@ class Policy(nn.Module):
         return sample
 
     def to_env(self, actions: np.ndarray) -> list:
-        """Actions as env.step takes them: counted from the space's start, or within its bounds."""
+        """Actions for env.step: Discrete ones shifted to the space's start, Box ones clipped."""
         space = self.action_space
         if self.discrete:
             return list((actions + space.start).astype(space.dtype))

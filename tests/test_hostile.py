@@ -166,7 +166,7 @@ def test_ppo_takes_any_unit_of_rewards(cli, scale):
 def test_groups_that_start_unequal_are_refused_unless_that_is_meant(cli):
     args = [*TINY["grpo_rtg"], "--env-id", "tests.envs:IgnoresSeed-v0"]
     status, _, err = cli("grpo_rtg", *args)
-    assert status == 2 and "ignores reset(seed): mend it, or --no-seed-groups." in err
+    assert status == 2 and "ignores reset(seed): fix it, or --no-seed-groups." in err
     assert cli("grpo_rtg", *args, "--no-seed-groups")[0] == 0
 
 
