@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import MountainCarEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.child import ROOT, SCRIPTS, TINY
@@ -255,6 +256,20 @@ def test_tied_groups_say_once_that_there_is_no_signal(cli):
     events = EventAccumulator(str(only_run())).Reload()
     assert [x.value for x in events.Scalars("group/zero_std_frac")] == [1.0] * 5
     assert [x.value for x in events.Scalars("losses/grad_norm")] == [0.0] * 5
+
+
+def test_rounding_does_not_hide_that_members_tie(cli, monkeypatch):
+    """Three equal returns of -0.1 have a standard deviation of 2e-17."""
+    step = MountainCarEnv.step
+
+    def pays_a_tenth(*args):
+        obs, _, *rest = step(*args)
+        return obs, -0.1, *rest
+
+    monkeypatch.setattr(MountainCarEnv, "step", pays_a_tenth)
+    args = ["--env-id", "MountainCar-v0", "--max-episode-steps", 1, "--group-size", 3]
+    out = cli("grpo_rtg", *TINY["grpo_rtg"], *args)[1]
+    assert "No signal yet: all advantages are 0, for in each group its members tie." in out
 
 
 def test_a_lack_of_signal_in_a_later_iteration_is_not_said(cli, monkeypatch):

@@ -107,6 +107,23 @@ def test_a_run_hands_over_what_ended_and_how(env_id, cli, monkeypatch):
     assert (ends[1] & ~ends[0]).any() and ends[0].any() == (env_id == "CartPole-v1")
 
 
+def test_explained_variance_is_a_mean_over_the_processes(cli, monkeypatch):
+    """As if a second process had one that is greater by 1."""
+    gather, logged = ppo.gather, []
+
+    def two(value):
+        return [value, value + 1] if isinstance(value, float) else gather(value)
+
+    for gathers in gather, two:
+        monkeypatch.setattr(ppo, "gather", gathers)
+        assert cli("ppo", *TINY["ppo"])[0] == 0
+        [run_dir] = Path("runs").iterdir()
+        points = EventAccumulator(str(run_dir)).Reload().Scalars("losses/explained_variance")
+        logged.append(np.array([point.value for point in points]))
+        run_dir.rename(f"run-{len(logged)}")
+    np.testing.assert_allclose(logged[1], logged[0] + 0.5, atol=1e-6)
+
+
 @pytest.mark.parametrize("norm_adv", [True, False])
 def test_advantages_are_normalized_over_the_batch(norm_adv):
     [steps] = collect()
