@@ -136,9 +136,9 @@ def nearest_mean(x: Tensor, obs: Tensor, mask: Tensor, k: int) -> Tensor:
 
 def pad(steps: Tensor, mask: Tensor) -> Tensor:
     """Steps [S, D] in the order of Episodes.obs as a block [K, G, T, D], 0 in the padding."""
-    by_time = mask.flatten(0, 1).T[..., None]  # [T, N, 1]
-    block = steps.new_zeros(*by_time.shape[:2], steps.shape[1]).masked_scatter(by_time, steps)
-    return block.transpose(0, 1).reshape(*mask.shape, -1)
+    block = steps.new_zeros(*mask.shape, steps.shape[1])
+    block.flatten(0, 1).transpose(0, 1)[mask.flatten(0, 1).T] = steps
+    return block
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def test_rows_of_a_run_are_its_curve_and_its_end(rows):
         "grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 "
         "--num-groups 1 --group-size 4 --num-minibatches 2 --seed 7"
     )
-    assert last["seconds"] and "torch 2" in last["versions"] and last["commit"]
+    assert last["seconds"] and last["commit"]
+    assert re.search(r"torch 2.*, OpenBLAS \w+$", last["versions"])
 
 
 def test_the_rows_are_what_the_script_gives(rows):
@@ -141,6 +143,26 @@ def test_a_replay_says_what_ends_as_in_the_csv(run, rows, monkeypatch, capsys):
     assert "1 as with elsewhere, not as in the CSV" in capsys.readouterr().out
     args.seconds = 0  # no run is as short
     assert run.replay([job], table, args) and "Of 0 runs" in capsys.readouterr().out
+
+
+def test_a_replay_rounds_as_each_row_did(run, rows, monkeypatch):
+    """Each run starts with the kernel of OpenBLAS that its row names."""
+    monkeypatch.setattr(run, "ProcessPoolExecutor", Threads)
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "as it was")
+    table, kernels = {}, {}
+    for seed, kernel in (1, "Haswell"), (2, "SkylakeX"), (3, "Haswell"):
+        last = rows[-1] | {"versions": f"numpy 2.4.6, OpenBLAS {kernel}"}
+        last["command"] = run.Job(*JOB[:2], seed, *JOB[3:]).command
+        table[*JOB[:2], str(seed)] = [{name: str(last.get(name, "")) for name in run.COLUMNS}]
+
+    def execute(job):
+        kernels[job.seed] = os.environ["OPENBLAS_CORETYPE"]
+        return table[job.key]
+
+    monkeypatch.setattr(run, "execute", execute)
+    args = argparse.Namespace(replay=3, seed=1, seconds=1e9, jobs=1, against=None)
+    assert run.replay([run.Job(*JOB[:2], seed, *JOB[3:]) for seed in (1, 2, 3)], table, args)
+    assert kernels == {1: "Haswell", 2: "SkylakeX", 3: "Haswell"}
 
 
 def test_the_end_of_a_run_of_another_checkout(run, rows):

@@ -72,7 +72,7 @@ def test_a_run_fills_its_row_and_is_not_repeated(boxes, call, monkeypatch):
 
     monkeypatch.setattr(boxes, "execute", lambda job, *_: pytest.fail(str(job)))
     call("--table")  # and what was printed until here
-    _, again, said = call("--seeds", "1-1", "--only", only)
+    _, again, said = call("--seeds", "1", "--only", only)
     assert again == table == call("--table")[1] and "3 of 3 runs are in boxes.csv" in said
 
 

@@ -444,8 +444,8 @@ def draw(rows: dict[tuple, dict], envs: list[str]) -> None:
 
 
 def first_to_last(text: str) -> range:
-    first, last = map(int, text.split("-"))
-    return range(first, last + 1)
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def main() -> None:
@@ -454,7 +454,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=first_to_last, default="1-5", help="first-last")
+    parser.add_argument("--seeds", type=first_to_last, default="1-5", help="first-last or one")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side slow each other")
     parser.add_argument(
         "--only", default="", help="regular expression that 'environment entry seed' must match"

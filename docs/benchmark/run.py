@@ -15,7 +15,7 @@ since the row before of the mean return of the episodes that ended in each) and 
 10 greedy episodes). The run's last row has at the step where it ended: train_return (mean of the
 last 100 training episodes), greedy and sampled (mean of 100 episodes each after training, from the
 same starts), seconds of training, the command, the commit of this repository and the versions of
-what computed it.
+what computed it, with the kernel of NumPy's OpenBLAS.
 """
 
 import argparse
@@ -38,6 +38,8 @@ from statistics import mean
 
 # for this process and all it starts
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# NumPy's OpenBLAS rounds as the processor's kernel does: one that all with AVX2 have
+os.environ.setdefault("OPENBLAS_CORETYPE", "Haswell")
 
 from tqdm import tqdm
 
@@ -120,6 +122,7 @@ def execute(job: Job) -> list[dict]:
     steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()
     last = re.search(r"Training return, last 100 episodes: (\S+)", done.stdout)[1]
     versions = [f"{name} {version(name)}" for name in ("torch", "gymnasium", "numpy")]
+    versions.append(f"OpenBLAS {os.environ['OPENBLAS_CORETYPE']}")
     rows.append(
         base
         | {
@@ -196,30 +199,32 @@ def replay(jobs: list[Job], runs: dict, args: argparse.Namespace) -> bool:
     """Run randomly chosen runs of a CSV again; whether all agree.
 
     A run agrees if it ends with the same steps and the same training return, to the last digit.
-    What else is in its rows (learning curve, evaluations) is compared, too, and said. Another
-    processor rounds sums otherwise: a run that does not agree with the CSV may still agree with
-    that of the checkout in args.against on this machine.
+    What else is in its rows (learning curve, evaluations) is compared, too, and said. Each is run
+    with the kernel of OpenBLAS that its row names. One that does not agree with the CSV may still
+    agree with that of the checkout in args.against on this machine.
     """
     current = [job for job in jobs if runs.get(job.key, [{}])[-1].get("command") == job.command]
     short = [job for job in current if float(runs[job.key][-1]["seconds"]) <= args.seconds]
     chosen = random.Random(args.seed).sample(short, min(args.replay, len(short)))
     ends = {"as in the CSV": 0}
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(execute, job): job for job in chosen}
-        for future in as_completed(futures):
-            job, rows = futures[future], [compared(row) for row in future.result()]
-            old = [compared(row) for row in runs[job.key]]
-            end = (
-                "as in the CSV, but not its curve or evaluations"
-                if rows != old
-                else "as in the CSV"
-            )
-            if end_of(rows) != end_of(old):
-                end = f"otherwise: {end_of(rows)} instead of {end_of(old)}"
-                if args.against and end_of(rows) == pool.submit(ended, job, args.against).result():
-                    end = f"as with {args.against}, not as in the CSV"
-            print(f"{' '.join(job.key)}: {end}", flush=True)
-            ends[end.partition(":")[0]] = ends.get(end.partition(":")[0], 0) + 1
+    kernels = {job: kernel_of(runs[job.key]) for job in chosen}
+    for kernel in sorted(set(kernels.values())):
+        os.environ["OPENBLAS_CORETYPE"] = kernel  # a pool's processes inherit it
+        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+            these = [job for job in chosen if kernels[job] == kernel]
+            futures = {pool.submit(execute, job): job for job in these}
+            for future in as_completed(futures):
+                job, rows = futures[future], [compared(row) for row in future.result()]
+                old = [compared(row) for row in runs[job.key]]
+                changed = ", but not its curve or evaluations" if rows != old else ""
+                end = f"as in the CSV{changed}"
+                if end_of(rows) != end_of(old):
+                    end = f"otherwise: {end_of(rows)} instead of {end_of(old)}"
+                    again = pool.submit(ended, job, args.against) if args.against else None
+                    if again and again.result() == end_of(rows):
+                        end = f"as with {args.against}, not as in the CSV"
+                print(f"{' '.join(job.key)}: {end}", flush=True)
+                ends[end.partition(":")[0]] = ends.get(end.partition(":")[0], 0) + 1
     print(f"Of {len(chosen)} runs end", ", ".join(f"{n} {end}" for end, n in ends.items()))
     return "otherwise" not in ends
 
@@ -228,6 +233,11 @@ def compared(row: dict) -> dict[str, str]:
     """A row of a CSV, less what differs from run to run."""
     names = [name for name in COLUMNS if name not in ("seconds", "commit", "versions")]
     return {name: str(row.get(name, "")) for name in names}
+
+
+def kernel_of(rows: list[dict]) -> str:
+    """The kernel of OpenBLAS with which a run was made."""
+    return re.search(r"OpenBLAS (\w+)", rows[-1]["versions"])[1]
 
 
 def end_of(rows: list[dict]) -> tuple[str, str]:
