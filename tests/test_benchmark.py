@@ -145,6 +145,12 @@ def test_a_replay_says_what_ends_as_in_the_csv(run, rows, monkeypatch, capsys):
     assert run.replay([job], table, args) and "Of 0 runs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("study", "main ablations tuning choices neighbors norm_obs".split())
+def test_every_row_names_its_kernel(run, study):
+    runs = run.read(FOLDER / "results" / f"{study}.csv")
+    assert {run.kernel_of(rows) for rows in runs.values()} <= {"Haswell", "SkylakeX"} and runs
+
+
 def test_a_replay_rounds_as_each_row_did(run, rows, monkeypatch):
     """Each run starts with the kernel of OpenBLAS that its row names."""
     monkeypatch.setattr(run, "ProcessPoolExecutor", Threads)
