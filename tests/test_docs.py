@@ -31,7 +31,7 @@ render_mode metadata max_episode_steps reward_threshold np_random random np.rand
 env.step env.reset gym.make module my_module PYTHONPATH GRPOConfig generation_batch_size
 steps_per_generation gradient_accumulation_steps ref_model_mixup_alpha std mean uint8 docs tests
 runs gymnasium.wrappers.NormalizeReward group timestep neighbors use_bias_correction_kl epsilon_high
-delta mask_truncated_completions entropy_coef max_steps"""
+delta mask_truncated_completions entropy_coef max_steps Haswell SkylakeX"""
 OTHER_FLAGS = (
     "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
 )
