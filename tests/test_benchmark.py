@@ -145,7 +145,9 @@ def test_a_replay_says_what_ends_as_in_the_csv(run, rows, monkeypatch, capsys):
     assert run.replay([job], table, args) and "Of 0 runs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("study", "main ablations tuning choices neighbors norm_obs".split())
+@pytest.mark.parametrize(
+    "study", ["main", "ablations", "tuning", "choices", "neighbors", "norm_obs"]
+)
 def test_every_row_names_its_kernel(run, study):
     runs = run.read(FOLDER / "results" / f"{study}.csv")
     assert {run.kernel_of(rows) for rows in runs.values()} <= {"Haswell", "SkylakeX"} and runs

@@ -113,7 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=boxes.first_to_last, default="101-105", help="first-last or one")
+    parser.add_argument(
+        "--seeds", type=boxes.first_to_last, default="101-105", help="first-last or one"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side slow each other")
     parser.add_argument(
         "--only", default="", help="regular expression that 'environment flags seed' must match"
