@@ -76,6 +76,11 @@ class Job:
         return ids[-1]  # that of the flags overrides the job's
 
     @property
+    def trained(self) -> str:
+        """The script that trains: first_std.py has it among its flags."""
+        return re.findall(r"\S+\.py", self.command)[-1]
+
+    @property
     def key(self) -> tuple[str, str, str]:
         return self.env, self.variant, str(self.seed)
 
@@ -97,7 +102,7 @@ def execute(job: Job) -> list[dict]:
             )
         [run_dir] = Path(folder, "runs").iterdir()
         try:
-            greedy, sampled = evaluate(job.script, job.env_id, str(run_dir / "model.pt"))
+            greedy, sampled = evaluate(job.trained, job.env_id, str(run_dir / "model.pt"))
         except Exception as error:  # a script's own error cannot be unpickled
             raise RuntimeError(
                 f"{job.command} trained, but could not be evaluated: {error}"

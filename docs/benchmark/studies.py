@@ -457,5 +457,15 @@ def norm_obs():
             yield env, name, seed, STEPS[env], VARIANTS[variant], options, False
 
 
+def first_std():
+    """The tuned flags with a first standard deviation of e^-2, as RL-Zoo has it; main has 1."""
+    for seed in SEEDS:
+        for env in reversed(MUJOCO):
+            for variant in ("PPO", "return-to-go, timestep", "return-to-go, neighbors"):
+                options = f"--script {VARIANTS[variant]} --log-std -2 {tuned(env, variant)}"
+                script = "docs/benchmark/first_std.py"
+                yield env, variant, seed, STEPS[env], script, options, False
+
+
 STUDIES = {"choices": choices, "tuning": tuning, "main": main, "ablations": ablations}
-STUDIES |= {"neighbors": neighbors, "norm_obs": norm_obs}
+STUDIES |= {"neighbors": neighbors, "norm_obs": norm_obs, "first_std": first_std}
