@@ -23,7 +23,7 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), a mean
-over steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped and annealed.
+over steps (Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -110,7 +110,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
     """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
 
-    A group without spread beyond float32 rounding gives exactly 0, so no ε is added to std.
+    A group whose std is at most 10⁻⁶ of its largest |x| gives exactly 0: no ε is added to std.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)

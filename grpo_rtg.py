@@ -13,11 +13,11 @@ averaged over K groups:
 
 This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares returns-to-go:
 
-    R_{i,t} = Σ_{k≥0} γ^k r_{i,t+k},    Â_{i,t} = (R_{i,t} - mean) / std
+    R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - mean) / std
 
 The mean is over the members alive at t (--baseline timestep), over all the group's steps (group, as
-published) or over the k nearest other episodes (neighbors), of each the one step that is nearest in
-(s, t). std is that of R - mean over the group's steps.
+published) or, weighted by 1/d², over the k nearest other episodes, of each the step nearest in
+(s, t) (neighbors). std is that of R - mean over the group's steps.
 
     paper   here                      paper   here
     G       --group-size              π_old   log_probs, taken between a rollout and its update
@@ -26,7 +26,7 @@ published) or over the k nearest other episodes (neighbors), of each the one ste
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), a mean
-over steps (Eq. 3: --loss-agg trajectory), several gradient steps a pass, clipped and annealed.
+over steps (Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 
@@ -62,7 +62,7 @@ class Args:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep", "neighbors"] = "timestep"  # what the mean is over
+    baseline: Literal["group", "timestep", "neighbors"] = "timestep"  # whose mean is subtracted
     num_neighbors: int = 4  # k of --baseline neighbors: how many other episodes count (0: all)
     norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
@@ -153,7 +153,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
     """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
 
-    A group without spread beyond float32 rounding gives exactly 0, so no ε is added to std.
+    A group whose std is at most 10⁻⁶ of its largest |x| gives exactly 0: no ε is added to std.
     """
     group = tuple(range(1, x.dim()))
     deviation = (x - mean).where(mask, 0)

@@ -146,7 +146,7 @@ def test_a_replay_says_what_ends_as_in_the_csv(run, rows, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "study", ["main", "ablations", "tuning", "choices", "neighbors", "norm_obs"]
+    "study", ["main", "ablations", "tuning", "choices", "neighbors", "norm_obs", "first_std"]
 )
 def test_every_row_names_its_kernel(run, study):
     runs = run.read(FOLDER / "results" / f"{study}.csv")
@@ -188,6 +188,12 @@ class Threads(ThreadPoolExecutor):
 def test_a_run_that_fails_says_why(run):
     with pytest.raises(RuntimeError, match="--group-size must be from 2"):
         importlib.reload(run).execute(run.Job(*JOB[:5], "--group-size 1"))
+
+
+def test_a_jobs_policy_is_that_of_the_script_that_trains(run):
+    assert run.Job(*JOB).trained == "grpo_outcome.py"
+    program = "docs/benchmark/first_std.py", "--script ppo.py --log-std -2"
+    assert run.Job(*JOB[:4], *program).trained == "ppo.py"
 
 
 @pytest.mark.slow
@@ -438,6 +444,29 @@ def test_statistics_of_the_report(monkeypatch):
     cells = "2.0 [2.0, 2.0] | 3.0 [3.0, 3.0] | 6.0 [6.0, 6.0] | 8.0 [8.0, 8.0]"
     assert rows[2] == f"| Acrobot-v1 | {cells} | 1 |"
     assert rows[3] == "| Hopper-v5 | 3 [3, 3] | 2 [2, 2] | 8 [8, 8] | 6 [6, 6] | 1 |"
+    changed = {"Hopper-v5": {"return-to-go, timestep": runs}}
+    *_, row = report.short(report.first_std_table(changed)).splitlines()
+    assert row == "| Hopper-v5 | timestep | 2 [2, 2] | 3 [3, 3] | 6 [6, 6] | 8 [8, 8] | 1 |"
+
+
+@pytest.mark.parametrize("script", ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"])
+def test_a_run_with_another_first_std(script, cli, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module, saved = importlib.import_module(script), []
+    for name in ("Policy", "ActorCritic"):
+        if hasattr(module, name):  # which it changes
+            monkeypatch.setattr(getattr(module, name), "__init__", getattr(module, name).__init__)
+    for log_std in ("-2", "0"):
+        args = ["--log-std", log_std, "--script", f"{script}.py", *child.TINY[script]]
+        args += ["--env-id", "Pendulum-v1", "--learning-rate", 1e-9]
+        status, _, err = cli("first_std", *args)
+        assert status == 0, err
+        _, states = module.load(max(Path("runs").glob("*/model.pt"), key=os.path.getmtime), "")
+        saved.append(states["policy"])
+    assert saved[0]["log_std"].tolist() == pytest.approx([-2], abs=1e-4)
+    assert saved[1]["log_std"].tolist() == pytest.approx([0], abs=1e-4)
+    del saved[0]["log_std"], saved[1]["log_std"]
+    torch.testing.assert_close(*saved, rtol=1e-3, atol=1e-4)  # the same luck
 
 
 def test_tuned_flags_are_those_that_won_their_tuning(monkeypatch):

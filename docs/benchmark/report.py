@@ -235,7 +235,7 @@ def improvement_table(table) -> str:
 def overview_table(table) -> str:
     """Greedy returns alone, a column for each variant: for README."""
     names = list(studies.VARIANTS)
-    lines = [f"| environment, steps (tuned) | {' | '.join(names)} |", "|-|" + "-|" * len(names)]
+    lines = [f"| environment, steps | {' | '.join(names)} |", "|-|" + "-|" * len(names)]
     for env, runs in table.items():
         cells = [cell(env, final(runs[name], "greedy")).partition(" [")[0] for name in names]
         lines.append(f"| {env}, {studies.STEPS[env]:,} | {' | '.join(cells)} |")
@@ -310,10 +310,26 @@ def norm_obs_table(table) -> str:
     for env, half in table.items():
         [(name, runs)] = half.items()
         pair = [runs, others[env]["return-to-go, timestep"][: len(runs)]]
-        pair = pair if name == "without" else pair[::-1]
-        cells = [cell(env, final(x, by)) for by in ("greedy", "train_return") for x in pair]
-        lines.append(f"| {env} | {' | '.join(cells)} | {len(runs)} |")
+        lines.append(f"| {env} | {paired(env, pair if name == 'without' else pair[::-1])}")
     return "\n".join(lines)
+
+
+def first_std_table(table) -> str:
+    """With a first standard deviation of 1, as in main, and with this study's."""
+    heads = [f"{how}, from {std}" for how in ("greedy", "training") for std in ("1", "e⁻²")]
+    lines = [f"| environment | variant | {' | '.join(heads)} | seeds |", "|-|-|-|-|-|-|-|"]
+    others = load("main")
+    for env, variants in table.items():
+        for variant, runs in variants.items():
+            pair = [others[env][variant][: len(runs)], runs]
+            lines.append(f"| {env} | {variant} | {paired(env, pair)}")
+    return "\n".join(lines)
+
+
+def paired(env: str, pair) -> str:
+    """The cells of two lots of runs with the same seeds: greedy returns of both, then training."""
+    cells = [cell(env, final(x, by)) for by in ("greedy", "train_return") for x in pair]
+    return f"{' | '.join(cells)} | {len(pair[0])} |"
 
 
 def style(axes) -> None:
@@ -555,6 +571,7 @@ def main() -> None:
     tables |= {"defaults": (lambda _: defaults.table(boxes.read(defaults.CSV)), "main")}
     tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
     tables |= {"norm_obs": (norm_obs_table, "norm_obs")}
+    tables |= {"first_std": (first_std_table, "first_std")}
     for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
         page = path.read_text()
         for name in re.findall(r"<!-- table (\w+) -->", page):
