@@ -18,9 +18,11 @@ import pytest
 import torch
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 from torch.nn.functional import pad
 
 import grpo_rtg
+import ppo
 from tests import child
 
 SMALL = ["--total-timesteps", "900", "--max-episode-steps", "30", "--eval-episodes", "2"]
@@ -115,7 +117,9 @@ def test_the_gradient_is_that_of_one_process_with_all_groups(loss_agg):
 @pytest.mark.parametrize("script", some)
 def test_processes_stay_equal_and_count_and_log_everyones_steps(script):
     flags = ["--target-kl", "1e-3", "--num-minibatches", "2", "--update-epochs", "3"]
-    one, other = train_with_two(script, *flags)
+    one, other = train_with_two(script, *flags, "--max-grad-norm", "1e-4")
+    norm = nn.utils.get_total_norm(one["gradient"])  # clipped once averaged, or it would be less
+    assert norm == pytest.approx(0 if script == "grpo_process" else 1e-4, rel=1e-3)  # no signal
     assert all(torch.equal(one["end"][name], other["end"][name]) for name in one["end"])
     assert one["end"]["obs_count"] > sum(one["sizes"])  # statistics of everyone's observations
     assert one["metrics"] == other["metrics"]
@@ -147,11 +151,18 @@ def test_resumed_processes_go_on_as_if_there_had_been_no_stop(script):
 
 
 @pytest.mark.slow
-def test_ppo_normalizes_advantages_over_all_processes():
+def test_ppos_advantages_and_gradient_are_those_of_one_process():
     both = train_with_two("ppo")
     advantages = torch.cat([seen["batch"]["advantages"] for seen in both])
     assert advantages.mean().abs() < 1e-5 and advantages.std() == pytest.approx(1, abs=1e-5)
     assert all(seen["batch"]["advantages"].mean().abs() > 1e-5 for seen in both)
+    batch = {name: torch.cat([seen["batch"][name] for seen in both]) for name in both[0]["batch"]}
+    env, args = ppo.make_env("CartPole-v1"), ppo.Args()
+    policy = ppo.ActorCritic(env.observation_space, env.action_space, norm_obs=True)
+    policy.load_state_dict(both[0]["start"])
+    ppo.ppo_loss(policy, batch, args.clip_coef, args.ent_coef, args.vf_coef)[0].backward()
+    for parameter, given in zip(policy.parameters(), both[0]["gradient"]):
+        torch.testing.assert_close(given, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_group_without_signal_in_one_process_is_not_called_so_for_all(monkeypatch, capsys):

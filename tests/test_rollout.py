@@ -251,6 +251,7 @@ class TestObservationStatistics:
         assert torch.allclose(policy.obs_var, everything.var(0, correction=0), rtol=1e-4)
         normal = policy.normalize(everything)
         assert normal.mean(0).abs().max() < 1e-3 and (normal.std(0) - 1).abs().max() < 1e-2
+        assert policy.normalize(1e6 * everything).unique().tolist() == [-10, 10]
 
     def test_off_means_off(self):
         policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 8)
