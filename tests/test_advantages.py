@@ -124,6 +124,16 @@ def test_two_members_are_a_preference():
         assert advantages == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)])
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.999, 1.0])
+def test_sums_reach_to_the_end_of_a_long_episode(gamma):
+    x = torch.rand(2, 1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = x.clone()
+    for t in reversed(range(1000)):
+        expected[:, t] += gamma * expected[:, t + 1]
+    for script in (grpo_outcome, grpo_process, grpo_rtg):
+        torch.testing.assert_close(script.discounted_sums(x, gamma), expected, rtol=1e-12, atol=0)
+
+
 def test_process_is_zero_where_every_step_pays_the_same():
     rewards, mask = block([20, 500, 83], value=1.0)  # CartPole
     assert (VARIANTS["process"](rewards, mask, 1.0, True) == 0).all()

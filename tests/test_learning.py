@@ -53,7 +53,7 @@ def test_process_supervision_learns_nothing_on_cartpole():
 
 
 @each_script
-def test_discrete_actions_are_learned(script):
+def test_discrete_actions_are_learned(script, capsys):
     """FromFive pays 1 of its ten steps' actions 5, 6, 7 for 7."""
     options = (
         {"num_envs": 8, "num_steps": 20} if script == "ppo" else {"group_size": 16, "num_groups": 1}
@@ -67,6 +67,7 @@ def test_discrete_actions_are_learned(script):
         **options,
     )
     assert summary["eval_returns"].mean() >= 9 and summary["train_return"] > 7
+    assert "no better" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", [*SLOW, "grpo_rtg", "ppo"])
