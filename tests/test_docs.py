@@ -35,7 +35,7 @@ delta mask_truncated_completions entropy_coef max_steps Haswell SkylakeX"""
 OTHER_FLAGS = (
     "--nproc-per-node --logdir --seeds --reach --jobs --by --only --list --replay --seconds"
 )
-OTHER_FLAGS += " --against --cleanrl --cleanrl-python --help --index-url"
+OTHER_FLAGS += " --against --cleanrl --cleanrl-python --help --index-url --script --log-std"
 
 
 def text_of(page) -> str:
@@ -386,8 +386,8 @@ APART = {  # measured by learning.py: the grid world with few and many groups, t
         "208 [152, 232]",
     ),  # PPO on LunarLander without entropy bonus, by learning.py
     *(
-        "1251 [1194, 1338]",
         "1132 [962, 1491]",
+        "4149 [2736, 4677]",
     ),  # PPO on HalfCheetah with RL-Zoo's settings, by learning.py
     "-76.8 [-87.3, -72.6]",  # neighbors on Acrobot with 4 groups of 4, by learning.py
 }
