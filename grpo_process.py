@@ -372,7 +372,7 @@ def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options)
     try:
         env = gym.make(env_id, max_episode_steps or None, disable_env_checker=True, **options)
         env = gym.wrappers.RecordVideo(env, str(video_dir)) if video_dir else env
-    except (gym.error.Error, ValueError) as error:
+    except (gym.error.Error, ImportError, ValueError) as error:
         raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
@@ -472,10 +472,10 @@ class Run:
         if self.rank == 0:
             self.open_logs()
             print("Device:", "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
-            print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
             if self.step == 0:
                 few = replace(args, eval_episodes=min(args.eval_episodes, 10), render=False)
                 self.untrained = evaluate(policy, few).tolist()
+            print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
         progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
         self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
         self.evaluate_and_save()

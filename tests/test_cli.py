@@ -38,7 +38,7 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
     run_dir = only_run()
     assert status == 0, err
     assert re.fullmatch(rf"CartPole-v1__{script}__1__\d+", run_dir.name)
-    device, resume, untrained, *rest, logs, watch = out.splitlines()
+    device, untrained, resume, *rest, logs, watch = out.splitlines()
     if script == "grpo_process":  # for CartPole pays 1 for every step
         no_signal, steps, train, greedy, not_learned = rest
         assert no_signal.startswith("No signal yet") and greedy == untrained
@@ -155,6 +155,7 @@ BAD_INPUT = {
     "unknown environment": (["--env-id", "CartPol-v1"], r"Did you mean: `CartPole`\?"),
     "unknown version": (["--env-id", "CartPole-v9"], r"`v1`"),
     "malformed id": (["--env-id", "Cart Pole"], r"Malformed environment ID"),
+    "retired version": (["--env-id", "Hopper-v3"], r"Cannot make Hopper-v3: .*mujoco"),
     "unknown module": (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
     "unsupported actions": (
         ["--env-id", "tests.envs:UnsupportedActions-v0"],

@@ -45,6 +45,27 @@ def test_steps_of_known_episodes(how_it_ends):
     assert set(steps.episodes) == returns and len(steps.episodes) == steps.done.sum()
 
 
+@pytest.mark.parametrize("ends", [1, 2])
+def test_a_replay_in_which_an_episode_ends_is_given_up(ends):
+    """terminated or truncated: the episode under way had not ended."""
+    running = ppo.Running([Countdown("terminated")], np.random.default_rng(0))
+    seeds, actions, obs = running.seeds, [[0, 0]], [[0.0, 0.0]]
+    running.step = lambda n, action: (1.0, ends == 1, ends == 2)
+    running.state = lambda: (seeds, actions, obs)
+    assert not running.replay(seeds, actions, obs)
+    running.step = lambda n, action: (1.0, False, False)
+    assert running.replay(seeds, actions, obs)
+
+
+def test_the_critic_sees_normalized_observations():
+    env = Countdown("terminated")
+    policy = ppo.ActorCritic(env.observation_space, env.action_space, 8, norm_obs=True)
+    obs = 100 + 10 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    policy.update_obs_stats(obs)
+    expected = policy.critic((obs - obs.mean(0)) / obs.std(0, correction=0)).squeeze(-1)
+    torch.testing.assert_close(policy.value(obs), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_episodes_go_on_between_rollouts():
     """Two rollouts of six steps are one of twelve."""
     [whole], halves = collect(12), collect(6, rollouts=2)

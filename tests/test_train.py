@@ -93,6 +93,14 @@ def test_a_seed_fixes_the_first_weights_and_the_random_numbers(script):
     assert one == same != other
 
 
+@each_script
+def test_adam_is_cleanrls(script):
+    module = importlib.import_module(script)
+    [group] = module.Run(args(module, learning_rate=0.01)).trained["optimizer"].param_groups
+    assert group["eps"] == 1e-5 and group["lr"] == 0.01
+    assert tuple(group["betas"]) == (0.9, 0.999) and group["weight_decay"] == 0
+
+
 def test_every_episode_of_ppo_has_a_start_of_its_own():
     rng = np.random.default_rng(0)
     running = ppo.Running([Countdown("terminated") for _ in range(3)], rng)
