@@ -22,7 +22,7 @@ This file's advantage (section 4.1.2) compares episodes, by their returns:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
-(Eq. 3: --loss-agg trajectory), minibatches, gradient clipping and a falling learning rate.
+(Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 

@@ -22,8 +22,8 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), a mean
-over steps (Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
+(Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate, a discount.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 

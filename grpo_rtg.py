@@ -25,8 +25,8 @@ published) or, weighted by 1/d², over the k nearest other episodes, of each the
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: a discount, β = 0 and π_ref = π_old (nothing is pretrained), a mean
-over steps (Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate.
+By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
+(Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate, a discount.
 The algorithm ends with train; gather and average_gradients are for torchrun.
 """
 

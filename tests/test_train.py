@@ -18,7 +18,7 @@ from tests.envs import Countdown
 
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 each_grpo = pytest.mark.parametrize("script", SCRIPTS[:3])
-BASELINES = {"baseline": "neighbors", "num_neighbors": 2}
+NEIGHBORS = {"baseline": "neighbors", "num_neighbors": 2}
 
 
 def args(module, **options):
@@ -40,7 +40,7 @@ def test_the_advantages_are_those_of_the_options(script, norm_std, monkeypatch):
         return make_batch(episodes, advantages, *rest)
 
     monkeypatch.setattr(module, "make_batch", watched)
-    own = BASELINES if script == "grpo_rtg" else {}
+    own = NEIGHBORS if script == "grpo_rtg" else {}
     module.train(args(module, gamma=0.9, norm_std=norm_std, **own))
     for episodes, advantages in seen:
         rest = {"obs": module.pad(episodes.obs, episodes.mask)} | own if own else {}
