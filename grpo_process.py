@@ -5,7 +5,7 @@
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
 G outputs to a question and judges each by the others. Here a question is a start state, fixed by
-env.reset(seed=s), and an output an episode. The objective is Eq. 3 with the KL term of Eq. 4,
+env.reset(seed=s), and an output is an episode. The objective is Eq. 3 with the KL term of Eq. 4,
 averaged over K groups:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
@@ -17,34 +17,36 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     r̃_{i,t} = (r_{i,t} - mean(r)) / std(r),    Â_{i,t} = Σ_{j≥t} γ^(j-t) r̃_{i,j}
 
     paper   here                      paper   here
-    G       --group-size              π_old   log_probs, taken between a rollout and its update
+    G       --group-size              π_old   old_log_probs
     o_i     an episode (member)       π_ref   reference, renewed every --ref-update-interval
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
-(Eq. 3: --loss-agg trajectory), minibatches, gradient clipping, a falling learning rate, a discount.
-The algorithm ends with train; gather and average_gradients are for torchrun.
+(Eq. 3: --loss-agg trajectory), minibatches, an end of the update by KL (--target-kl), gradient
+clipping, a falling learning rate, a discount.
 """
 
 import inspect
 import io
+import json
 import os
 import sys
 import time
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # which NumPy reads when it is imported
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
+from gymnasium import spaces
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -54,6 +56,7 @@ class Args:
     """Options of a run. docs/results.md has tuned flags for other environments."""
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment in JSON, as '{"is_slippery": false}'
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
     num_groups: int = 4  # K: groups per iteration, each from its own start state
@@ -62,7 +65,7 @@ class Args:
     norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    num_minibatches: int = 8  # gradient steps per pass
+    num_minibatches: int = 8  # gradient steps per pass; fewer if each had less than 32 steps
     learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
@@ -71,14 +74,15 @@ class Args:
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float = 0.0  # no more passes once KL(π_old, π_θ) exceeds this, in nats (0: off)
+    target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
     hidden_size: int = 64  # units in each of the two hidden layers
+    log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
     norm_obs: bool = False  # normalize observations by statistics kept in the model
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
-    eval_interval: int = 0  # environment steps between evaluations (0: before and after training)
-    eval_episodes: int = 100  # episodes of an evaluation
+    eval_interval: int = 0  # environment steps between evaluations (0: only after training)
+    eval_episodes: int = 100  # episodes of an evaluation (with --render: 5)
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
     capture_video: bool = False  # record some episodes of each evaluation
@@ -88,270 +92,316 @@ class Args:
     evaluate: str | None = None  # play the policy of this model.pt instead of training
 
 
-def compute_advantages(rewards, mask, gamma: float, norm_std=True) -> Tensor:
-    """Advantages [K, G, T] of every step from rewards and mask [K, G, T], 0 where mask is False.
+def compute_advantages(
+    rewards: Tensor, mask: Tensor, gamma: float, norm_std: bool = True
+) -> Tensor:
+    """Advantages [K, G, T] of every step by section 4.1.3, 0 where mask is False.
 
-    Section 4.1.3: rewards are normalized over the group's steps, then summed from each step on.
+    rewards and mask are [K, G, T]. A group without spread beyond rounding gives exactly 0.
     """
     rewards = rewards.double().where(mask, 0)
-    mean = rewards.sum((1, 2), keepdim=True) / mask.sum((1, 2), keepdim=True)
-    return discounted_sums(group_normalize(rewards, mean, mask, norm_std), gamma)
+    num_steps = mask.sum(dim=(1, 2), keepdim=True)  # of the group, [K, 1, 1]
+    mean = rewards.sum(dim=(1, 2), keepdim=True) / num_steps
+    normalized = (rewards - mean).where(mask, 0)  # r̃
+
+    square_sum = normalized.square().sum(dim=(1, 2), keepdim=True)
+    std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
+    tied = std <= 1e-6 * rewards.abs().amax(dim=(1, 2), keepdim=True)
+    if norm_std:
+        normalized = normalized / std
+    return discounted_sums(normalized.where(~tied, 0), gamma)
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
     """Σ_{j≥t} γ^(j-t) x_j along the last dimension."""
-    sums, terms = x.clone(), 1
-    while terms < x.shape[-1]:  # doubling: n terms + γ^n (the n terms from n steps later)
-        sums[..., :-terms] += gamma**terms * sums[..., terms:]
-        terms *= 2
+    sums = x.clone()
+    for t in reversed(range(x.shape[-1] - 1)):
+        sums[..., t] += gamma * sums[..., t + 1]
     return sums
 
 
-def group_normalize(x: Tensor, mean: Tensor, mask: Tensor, norm_std: bool) -> Tensor:
-    """(x - mean) / std for x [K, ...], std that of each group's x - mean; 0 where mask is False.
-
-    A group whose std is at most 10⁻⁶ of its largest |x| gives exactly 0: no ε is added to std.
-    """
-    group = tuple(range(1, x.dim()))
-    deviation = (x - mean).where(mask, 0)
-    freedom = (mask.sum(group, keepdim=True) - 1).clamp(min=1)  # Bessel's correction
-    std = (deviation.square().sum(group, keepdim=True) / freedom).sqrt()
-    tied = std <= 1e-6 * x.where(mask, 0).abs().amax(group, keepdim=True)
-    return torch.where(tied, 0, deviation / std if norm_std else deviation)
-
-
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights [K, G, T] with which .mean() averages as Eq. 3 ("trajectory") or DAPO ("step") does.
+    """Weights [K, G, T] with which a mean over steps is that of Eq. 3 ("trajectory") or DAPO's.
 
-    Eq. 3 weighs a step of episode i by 1/(K G |o_i|); times S = Σ|o_i|, by which .mean() divides.
+    Eq. 3 averages over an episode's steps first: each counts 1/|o_i|, rescaled to a mean of 1.
     """
-    weights = mask.double()
-    lengths = weights.sum(-1, keepdim=True)  # |o_i|, [K, G, 1]
-    return weights if loss_agg == "step" else weights / lengths * lengths.mean()
+    if loss_agg == "step":
+        return mask.double()
+    lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
+    return mask / lengths * lengths.mean()
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
     """Minus the objective of Eq. 3 on a flat batch of B steps, and the metrics that are logged.
 
-    batch: obs [B, D], actions, and [B] each: log_probs under π_old, ref_log_probs under π_ref,
-    advantages, weights (by step_weights).
+    batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, ref_log_probs, advantages,
+    weights (by step_weights).
     """
-    log_probs, entropies = policy.log_prob_and_entropy(batch["obs"], batch["actions"])
-    advantages, weights = batch["advantages"], batch["weights"]
-    log_ratio, ref_log_ratio = log_probs - batch["log_probs"], batch["ref_log_probs"] - log_probs
+    distribution = policy(batch["obs"])
+    log_probs = distribution.log_prob(batch["actions"])
+    advantages = batch["advantages"]
+    weights = batch["weights"]
+
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
     # weighted mean of Â, which says nothing of progress. Its gradient is the policy gradient.
+    # Log-ratios are bounded because exp of much more overflows.
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(-20, 20)  # log π_θ/π_old
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    surrogate = torch.min(ratio * advantages, clipped * advantages)  # Eq. 3
+    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
     policy_loss = -(weights * surrogate).mean()
+
+    ref_log_ratio = (batch["ref_log_probs"] - log_probs).clamp(-20, 20)  # log π_ref/π_θ
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
-    entropy = (weights * entropies).mean()
-    metrics = {"policy_loss": policy_loss, "kl": kl, "entropy": entropy}
-    metrics["approx_kl"] = (ratio - 1 - log_ratio).mean()  # KL(π_old, π_θ)
-    metrics["clipfrac"] = (ratio != clipped).float().mean()
-    loss = policy_loss + (kl_coef * kl if kl_coef else 0) - (ent_coef * entropy if ent_coef else 0)
-    return loss, {name: x.detach() for name, x in metrics.items()}
-
-
-def mlp(num_inputs: int, hidden: int, num_outputs: int, output_gain: float) -> nn.Sequential:
-    """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
-    first, second = nn.Linear(num_inputs, hidden), nn.Linear(hidden, hidden)
-    output = nn.Linear(hidden, num_outputs)
-    for layer, gain in (first, 2**0.5), (second, 2**0.5), (output, output_gain):
-        nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), output)
+    entropy = (weights * distribution.entropy()).mean()
+    loss = policy_loss
+    if kl_coef > 0:
+        loss = loss + kl_coef * kl
+    if ent_coef > 0:
+        loss = loss - ent_coef * entropy
+    metrics = {
+        "losses/policy_loss": policy_loss.detach(),
+        "losses/kl": kl.detach(),
+        "losses/entropy": entropy.detach(),
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ)
+        "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
+    }
+    return loss, metrics
 
 
 class Policy(nn.Module):
-    """Observations to a categorical (Discrete) or a diagonal Gaussian (Box) over actions."""
+    """Observations [B, D] to a distribution over actions [B, A].
 
-    def __init__(self, obs_space, action_space, hidden_size=64, norm_obs=False):
+    Box: a Gaussian whose standard deviation is the same in every state. Discrete, MultiDiscrete
+    and MultiBinary: A choices, each with a categorical of its own.
+    """
+
+    def __init__(self, obs_space: spaces.Box, action_space: spaces.Space, args: Args):
         super().__init__()
-        self.action_space, self.norm_obs = action_space, norm_obs
-        self.discrete = isinstance(action_space, gym.spaces.Discrete)
-        num_outputs = int(action_space.n if self.discrete else np.prod(action_space.shape))
-        self.net = mlp(obs_space.shape[0], hidden_size, num_outputs, output_gain=0.01)
-        if not self.discrete:
-            self.log_std = nn.Parameter(torch.zeros(num_outputs))  # the same in every state
-        self.register_buffer("obs_mean", torch.zeros(obs_space.shape))
-        self.register_buffer("obs_var", torch.ones(obs_space.shape))
-        self.register_buffer("obs_count", torch.zeros((), dtype=torch.float64))
+        self.continuous = isinstance(action_space, spaces.Box)
+        if self.continuous:
+            num_outputs = int(np.prod(action_space.shape))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
+        else:
+            sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
+            unused = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
+            self.register_buffer("unused", unused, persistent=False)
+            num_outputs = unused.numel()
+        self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
+        self.norm_obs = args.norm_obs
+        self.obs_stats = RunningMeanVar(obs_space.shape[0])
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """With norm_obs, [B, D] in standard deviations from the running mean."""
-        if not self.norm_obs:
-            return obs
-        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+    def outputs(self, obs: Tensor) -> Tensor:
+        """The Gaussian's means [B, A] or the choices' logits [B, A, C] for obs [B, D]."""
+        if self.norm_obs:
+            obs = self.obs_stats.normalize(obs)
+        outputs = self.net(obs.float())
+        if self.continuous:
+            return outputs
+        return outputs.view(-1, *self.unused.shape).masked_fill(self.unused, -1e9)
 
-    @torch.no_grad()
-    def update_obs_stats(self, obs: Tensor) -> None:
-        """Merge observations [S, D] into the running mean and variance (Chan et al. 1979)."""
-        obs = obs.to(self.obs_mean.device)
-        weight, delta = len(obs) / (self.obs_count + len(obs)), obs.mean(0) - self.obs_mean
-        self.obs_var += weight * (obs.var(0, correction=0) - self.obs_var + (1 - weight) * delta**2)
-        self.obs_mean += weight * delta
-        self.obs_count += len(obs)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Logits (Discrete) or means (Box) [B, A] for observations [B, D]."""
-        return self.net(self.normalize(obs))
-
-    def log_prob_and_entropy(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """log π_θ(a|s) and the entropy of π_θ(·|s), [B] in nats, for obs [B, D] and actions."""
-        outputs = self(obs)
-        if self.discrete:
-            log_probs = outputs.log_softmax(-1)  # [B, A]
-            of_actions = log_probs.gather(-1, actions[:, None]).squeeze(-1)
-            return of_actions, -(log_probs.exp() * log_probs).sum(-1)
-        normal = torch.distributions.Normal(outputs, self.log_std.exp(), validate_args=False)
-        return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+    def forward(self, obs: Tensor) -> Distribution:
+        """π_θ(·|s) for obs [B, D]."""
+        if self.continuous:
+            each = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
+        else:
+            each = Categorical(logits=self.outputs(obs), validate_args=False)
+        return Independent(each, 1, validate_args=False)
 
     @torch.no_grad()
     def log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log π_θ(a|s) [S] of a rollout's steps, in slices that bound the memory."""
         slices = zip(obs.split(2048), actions.split(2048))
-        return torch.cat([self.log_prob_and_entropy(*each)[0] for each in slices])
+        return torch.cat([self(obs).log_prob(actions) for obs, actions in slices])
 
-    def sampler(self, rng=None):
-        """A function from obs [B, D] to actions of the policy as it is now; greedy without rng."""
-        outputs_of = fast_forward(self)
-        std = None if self.discrete else self.log_std.detach().exp().cpu().numpy()  # [A]
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
+        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest."""
+        obs = torch.from_numpy(obs).to(self.obs_stats.mean.device)
+        outputs = self.outputs(obs).cpu().numpy()
+        if self.continuous and rng is not None:
+            noise = rng.standard_normal(outputs.shape, np.float32)
+            outputs = outputs + self.log_std.exp().cpu().numpy() * noise
+        elif rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
+            outputs = outputs + rng.gumbel(size=outputs.shape)
+        return outputs if self.continuous else outputs.argmax(axis=-1)
 
-        def sample(obs):
-            x = outputs_of(obs)
-            if self.discrete:  # the largest of logits + Gumbel noise samples their softmax
-                return (x if rng is None else x + rng.gumbel(size=x.shape)).argmax(-1)
-            return x if rng is None else x + std * rng.standard_normal(x.shape, np.float32)
 
-        return sample
+def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
+    """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
+    net = nn.Sequential(
+        nn.Linear(num_inputs, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, num_outputs),
+    )
+    for layer, gain in zip(net[::2], [2**0.5, 2**0.5, output_gain]):
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return net
 
-    def to_env(self, actions: np.ndarray) -> list:
-        """Actions for env.step: Discrete ones shifted to the space's start, Box ones clipped."""
-        space = self.action_space
-        if self.discrete:
-            return list((actions + space.start).astype(space.dtype))
-        actions = actions.reshape(-1, *space.shape).clip(space.low, space.high)
-        return list(actions.astype(space.dtype))
+
+def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
+    """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
+
+    Yields, time after time, the numbers of the B environments whose episode goes on, and of each
+    observation [D], action [A], reward, terminated, truncated: arrays of B rows. Actions are
+    sampled with rng; without, they are the likeliest.
+    """
+    members = np.arange(len(seeds))
+    next_obs = [env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds)]
+    while len(members) > 0:
+        obs = stack(next_obs)
+        actions = policy.act(obs, rng)
+        env_actions = to_env(actions, envs[0].action_space)
+        results = [envs[i].step(action) for i, action in zip(members, env_actions)]
+        next_obs, rewards, terminated, truncated, _ = zip(*results)
+        terminated = np.array(terminated, bool)
+        truncated = np.array(truncated, bool)
+        yield members, obs, actions, to_numbers(rewards), terminated, truncated
+        goes_on = ~(terminated | truncated)
+        members = members[goes_on]
+        next_obs = [o for o, on in zip(next_obs, goes_on) if on]
 
 
 class Episodes(NamedTuple):
-    """An episode of each of K·G environments: S steps, flat, and blocks padded to T steps."""
+    """One episode of each of K·G environments: S steps in all, at most T in one episode."""
 
-    obs: Tensor  # [S, D] float32, ordered by time
-    actions: Tensor  # [S] int64 (Discrete) or [S, A] float32 (Box, before clipping)
-    rewards: Tensor  # [K, G, T] float64, 0 in the padding
-    mask: Tensor  # [K, G, T] bool, True where a step was taken
-
-    def flatten(self, block: Tensor) -> Tensor:
-        """The values of a block [K, G, T] at the steps taken, [S] in the order of obs."""
-        return block.flatten(0, 1).T[self.mask.flatten(0, 1).T]
+    obs: Tensor  # [S, D], by episode, then by time: the order of block[mask]
+    actions: Tensor  # [S, A], as the policy sampled them
+    rewards: Tensor  # [K, G, T] float64, 0 where there is no step
+    mask: Tensor  # [K, G, T] bool, True where there is a step
+    truncated: Tensor  # [K, G] bool, True where a time limit cut the episode
 
 
-def play_episodes(envs: list, policy: Policy, seeds: list, rng=None, num_groups=1) -> Episodes:
-    """Play an episode from reset(seed=seeds[i]) in each environment, stepping it until it ends.
+def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True) -> Episodes:
+    """Sample K groups of G episodes; the members of a group start from one reset seed.
 
-    Actions are sampled with rng, greedy without. UserError for NaN or infinity.
+    With seed_groups False each has its own. UserError if a group's first observations differ, or
+    for NaN and infinity.
     """
-    sample, alive = policy.sampler(rng), list(range(len(seeds)))
-    obs, steps, rewards, action = [], [], [], None
-    try:
-        for i in alive:
-            obs.append(envs[i].reset(seed=seeds[i])[0])
-        while alive:
-            now = np.array(obs, np.float32).reshape(len(alive), len(policy.obs_mean))  # [B, D]
-            actions = sample(now)
-            steps.append((now, actions, alive))
-            stepped, alive, obs = alive, [], []
-            for i, action in zip(stepped, policy.to_env(actions)):
-                seen, reward, terminated, truncated, _ = envs[i].step(action)
-                rewards.append(float(reward))
-                if not (terminated or truncated):
-                    alive.append(i)
-                    obs.append(seen)
-    except Exception as error:
-        error.add_note(f"{envs[i].unwrapped}: reset(seed={seeds[i]}), step {len(steps)}: {action}")
-        raise
-    flat_obs, actions, member = (torch.from_numpy(np.concatenate(column)) for column in zip(*steps))
-    mask = torch.arange(len(steps)) < member.bincount()[:, None]  # [N, T]
-    padded = torch.zeros(mask.shape, dtype=torch.float64)
-    padded.T[mask.T] = torch.tensor(rewards, dtype=torch.float64)
-    if not (flat_obs.isfinite().all() and padded.isfinite().all()):
-        raise UserError(f"{envs[0].unwrapped} gives numbers that are not finite.")
-    blocks = (block.view(num_groups, -1, len(steps)) for block in (padded, mask))
-    return Episodes(flat_obs, actions, *blocks)
+    shape = (num_groups, len(envs) // num_groups)  # K, G
+    if seed_groups:
+        seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
+    else:
+        seeds = rng.integers(2**31, size=len(envs))
+    columns = [np.concatenate(column) for column in zip(*play(envs, policy, seeds, rng))]
+    order = columns[0].argsort(kind="stable")  # by episode, then by time
+    columns = [torch.from_numpy(column[order]) for column in columns]
+    members, obs, actions, rewards, terminated, truncated = columns  # of S steps each
+    if not (obs.isfinite().all() and rewards.isfinite().all()):
+        raise UserError(f"{envs[0].spec.id} gives numbers that are not finite.")
 
-
-def collect_groups(envs: list, policy: Policy, num_groups: int, rng, seed_groups=True) -> Episodes:
-    """Sample K groups of G episodes: envs k·G to (k+1)·G - 1 form group k and share a reset seed.
-
-    With seed_groups False each has its own. UserError if a group's first observations differ.
-    """
-    seeds = rng.integers(2**31, size=num_groups if seed_groups else len(envs))
-    seeds = seeds.repeat(len(envs) // len(seeds)).tolist()
-    episodes = play_episodes(envs, policy, seeds, rng, num_groups)
-    starts = episodes.obs[: len(envs)].view(num_groups, -1, episodes.obs.shape[1])  # at t = 0
+    lengths = members.bincount()  # [K·G]
+    ends = lengths.cumsum(dim=0)
+    starts = obs[ends - lengths].view(*shape, -1)
     if seed_groups and (starts != starts[:, :1]).any():
-        raise UserError(f"{envs[0].unwrapped} ignores reset(seed): fix it, or --no-seed-groups.")
-    return episodes
+        raise UserError(f"{envs[0].spec.id} ignores reset(seed): fix it, or --no-seed-groups.")
+    mask = torch.arange(lengths.max()) < lengths.view(*shape, 1)
+    return Episodes(
+        obs=obs,
+        actions=actions,
+        rewards=torch.zeros(mask.shape).double().masked_scatter(mask, rewards),
+        mask=mask,
+        truncated=(truncated & ~terminated)[ends - 1].view(shape),
+    )
 
 
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
-    """The steps of K groups as grpo_loss takes them, [S, ...] on the policy's device."""
-    blocks = {"advantages": advantages, "weights": step_weights(episodes.mask, args.loss_agg)}
-    batch = {"obs": episodes.obs, "actions": episodes.actions}
-    batch |= {name: episodes.flatten(block).float() for name, block in blocks.items()}
-    batch = {name: x.to(policy.obs_mean.device) for name, x in batch.items()}
-    # π_old is the policy that sampled: it has not moved yet
-    batch["log_probs"] = batch["ref_log_probs"] = policy.log_probs(batch["obs"], batch["actions"])
+    """The S steps of K groups as grpo_loss takes them, on the policy's device."""
+    device = policy.obs_stats.mean.device
+    obs = episodes.obs.to(device)
+    actions = episodes.actions.to(device)
+    weights = step_weights(episodes.mask, args.loss_agg)
+    old_log_probs = policy.log_probs(obs, actions)  # π_old: it has not moved since it sampled
+    ref_log_probs = old_log_probs
     if args.ref_update_interval != 1:  # else π_ref is π_old
-        batch["ref_log_probs"] = reference.log_probs(batch["obs"], batch["actions"])
-    return batch
+        ref_log_probs = reference.log_probs(obs, actions)
+    return {
+        "obs": obs,
+        "actions": actions,
+        "advantages": advantages[episodes.mask].float().to(device),
+        "weights": weights[episodes.mask].float().to(device),
+        "old_log_probs": old_log_probs,
+        "ref_log_probs": ref_log_probs,
+    }
+
+
+MIN_MINIBATCH = 32  # steps; episodes of one step would otherwise get an update each
+
+
+def minibatches(batch: dict, args: Args, rng: np.random.Generator):
+    """Yield --update-epochs times all S steps of a batch, in shuffled minibatches."""
+    num_steps = len(batch["obs"])
+    num_minibatches = min(args.num_minibatches, max(1, num_steps // MIN_MINIBATCH))
+    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
+    for _ in range(args.update_epochs):
+        order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
+        for indices in order.tensor_split(num_minibatches):
+            yield {name: x[indices] for name, x in batch.items()}
 
 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
-    """μ passes over a flat batch, each in shuffled minibatches; returns the metrics' means."""
-    coefs = args.clip_coef, args.kl_coef, args.ent_coef
-    history, num_minibatches = [], min(args.num_minibatches, *gather(len(batch["obs"])))
-    for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(len(batch["obs"]))).to(batch["obs"].device)
-        shuffled = [x[order].tensor_split(num_minibatches) for x in batch.values()]
-        for minibatch in zip(*shuffled):
-            loss, metrics = grpo_loss(policy, dict(zip(batch, minibatch)), *coefs)
-            optimizer.zero_grad()
-            loss.backward()
-            average_gradients(policy, len(batch["obs"]) if args.loss_agg == "step" else 1)
-            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-            optimizer.step()
-            history.append(torch.stack(list(metrics.values())))
-        if args.target_kl and np.mean(gather(metrics["approx_kl"].item())) > args.target_kl:
+    """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
+    history = []
+    for minibatch in minibatches(batch, args, rng):
+        loss, metrics = grpo_loss(policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef)
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = [parameter.grad for parameter in policy.parameters()]
+        average_over_processes([*gradients, metrics["losses/approx_kl"]])
+        metrics["losses/grad_norm"] = nn.utils.clip_grad_norm_(
+            policy.parameters(), args.max_grad_norm
+        )
+        history.append(metrics)
+        if 0 < args.target_kl < metrics["losses/approx_kl"]:
             break
-    means = np.mean(gather(torch.stack(history).mean(0).tolist()), axis=0)
-    return dict(zip(metrics, means.tolist()))
+        optimizer.step()
+    return {name: torch.stack([x[name] for x in history]).mean().item() for name in metrics}
 
 
 def train(args: Args) -> dict:
     """Algorithm 1 of the paper, its lines named in the comments; returns what Run.finish does."""
-    run = Run(args)  # line 1: π_θ, π_ref, the optimizer, K·G environments, random numbers
-    policy, reference, optimizer, rng = *run.trained.values(), run.rng
+    check_args(args)
+    device = start_device(args.cuda)
+    torch.set_num_threads(args.num_threads)
+    torch.manual_seed(args.seed)
+    num_groups = args.num_groups // WORLD_SIZE
+    envs = [make_env(args) for _ in range(num_groups * args.group_size)]
+    obs_space = envs[0].observation_space
+    policy = Policy(obs_space, envs[0].action_space, args).to(device)  # line 1: π_θ
+    reference = deepcopy(policy)  # π_ref
+    optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
+    run = Run(args, parts)
+    progress = run.progress
+
     while True:  # lines 2 and 4
-        if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
+        seed = [args.seed, RANK, progress.iteration]
+        rng = np.random.default_rng(seed)
+        np.random.seed(seed)  # for environments that draw from it
+        if args.ref_update_interval > 0 and progress.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
-        # lines 5 to 8: K start states, G episodes of π_old ← π_θ from each, their rewards
-        episodes = collect_groups(run.envs, policy, run.num_groups, rng, args.seed_groups)
-        new_steps = sum(gather(len(episodes.obs)))  # of all processes
-        if run.step + new_steps > args.total_timesteps:
-            return run.finish()  # the iteration is dropped
-        blocks = episodes.rewards, episodes.mask  # [K, G, T]
-        advantages = compute_advantages(*blocks, args.gamma, args.norm_std)  # line 9
-        batch = make_batch(episodes, advantages, policy, reference, args)  # log π_old, log π_ref
-        budget_left = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
-        optimizer.param_groups[0]["lr"] = args.learning_rate * budget_left
+
+        # Lines 5 to 8: K start states, G episodes from each by π_old ← π_θ, and their rewards.
+        episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups)
+        new_steps = over_processes(len(episodes.obs))
+        if progress.step + new_steps > args.total_timesteps:
+            break  # the iteration is dropped
+
+        advantages = compute_advantages(  # line 9
+            episodes.rewards, episodes.mask, args.gamma, args.norm_std
+        )
+        batch = make_batch(episodes, advantages, policy, reference, args)
+        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
         metrics = update(policy, optimizer, batch, args, rng)  # lines 10 and 11
         if args.norm_obs:
-            policy.update_obs_stats(torch.cat(gather(episodes.obs)))  # frozen in an iteration
+            policy.obs_stats.update(episodes.obs)
         run.record(episodes, advantages, new_steps, metrics)
+
+    return run.finish(envs)
 
 
 # --- The program around the algorithm ---
@@ -362,43 +412,12 @@ def train(args: Args) -> dict:
 #   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
 # ///
 
+RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
+
 
 class UserError(ValueError):
     """What the user can put right: main prints the sentence and exits with status 2."""
-
-
-def make_env(env_id: str, max_episode_steps: int = 0, video_dir=None, **options) -> gym.Env:
-    """An environment with flat observations whose episodes end, or UserError."""
-    try:
-        env = gym.make(env_id, max_episode_steps or None, disable_env_checker=True, **options)
-        env = gym.wrappers.RecordVideo(env, str(video_dir)) if video_dir else env
-    except (gym.error.Error, ImportError, ValueError) as error:
-        raise UserError(f"Cannot make {env_id}: {' '.join(str(error).split())}") from error
-    if env.spec.max_episode_steps is None:
-        env = gym.wrappers.TimeLimit(env, 1000)
-    obs, actions = env.observation_space, env.action_space
-    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
-    if not obs.is_np_flattenable or not (is_box or isinstance(actions, gym.spaces.Discrete)):
-        wrong = "observations cannot be flattened, or actions are not Discrete or float Box"
-        raise UserError(f"{env_id}: {wrong}: {obs}, {actions}.")
-    flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
-    return env if flat else gym.wrappers.FlattenObservation(env)
-
-
-def fast_forward(policy: Policy):
-    """policy.forward on NumPy arrays; on the CPU without torch, in a third of the time."""
-    device = policy.obs_mean.device
-    if device.type != "cpu" or not all(isinstance(x, nn.Linear | nn.Tanh) for x in policy.net):
-        return torch.no_grad()(lambda x: policy(torch.from_numpy(x).to(device)).cpu().numpy())
-    layers = [[x.detach().numpy().T.copy() for x in layer.parameters()] for layer in policy.net]
-
-    def forward(x):
-        x = policy.normalize(torch.from_numpy(x)).numpy() if policy.norm_obs else x
-        for parameters in layers:  # a Linear's weight and bias; a Tanh has none
-            x = x @ parameters[0] + parameters[1] if parameters else np.tanh(x)
-        return x
-
-    return forward
 
 
 class Adam(torch.optim.Adam):
@@ -409,168 +428,298 @@ for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_g
     setattr(Adam, name, torch.no_grad()(inspect.unwrap(getattr(Adam, name))))
 
 
-def evaluate(policy: Policy, args: Args, seed: int = 10**9, video_dir=None) -> np.ndarray:
-    """Print and give the returns of --eval-episodes episodes, episode i from reset(seed=seed+i)."""
-    shown = {"render_mode": "human"} if args.render else {}
-    shown = {"render_mode": "rgb_array", "video_dir": video_dir} if video_dir else shown
-    envs = [make_env(args.env_id, args.max_episode_steps, **shown)]
-    while len(envs) < (1 if args.render else min(args.eval_episodes, 20)):
-        envs.append(make_env(args.env_id, args.max_episode_steps))
-    seeds, returns = list(range(seed, seed + args.eval_episodes)), []
+class RunningMeanVar(nn.Module):
+    """Mean and variance of all vectors so far; buffers, so that they are saved."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()).double())
+        self.register_buffer("mean", torch.zeros(size).double())
+        self.register_buffer("var", torch.ones(size).double())
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """x [B, D] in standard deviations from the mean, at most 10, in float64."""
+        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+
+    def update(self, x: Tensor) -> None:
+        """Merge x [S, D] into the statistics (Chan et al. 1979)."""
+        for part in x.split(4096):
+            part = part.to(self.mean)
+            weight = len(part) / (self.count + len(part))
+            delta = part.mean(dim=0) - self.mean
+            var = part.var(dim=0, correction=0)
+            self.var += weight * (var - self.var + (1 - weight) * delta.square())
+            self.mean += weight * delta
+            self.count += len(part)
+        average_over_processes(self.buffers())
+
+
+def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
+    """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
+    try:
+        options |= json.loads(args.env_kwargs)
+        limit = args.max_episode_steps or None
+        env = gym.make(args.env_id, limit, disable_env_checker=True, **options)
+        if video_dir is not None:
+            env = gym.wrappers.RecordVideo(env, str(video_dir))
+    except (gym.error.Error, ImportError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        kwargs = f"--env-kwargs '{args.env_kwargs}'"
+        raise UserError(f"Cannot make {args.env_id} with {kwargs}: {why}") from error
+    if env.spec.max_episode_steps is None:
+        env = gym.wrappers.TimeLimit(env, 1000)
+    num_options(env.action_space)
+    if isinstance(env.action_space, spaces.Box) and env.action_space.is_bounded():
+        env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+    try:
+        num_inputs = spaces.flatdim(env.observation_space)
+    except (NotImplementedError, ValueError) as error:
+        wrap = "wrap the environment, as minigrid's FlatObsWrapper does (docs/environments.md)"
+        space = env.observation_space
+        raise UserError(
+            f"{args.env_id}: observations cannot be flattened: {wrap}: {space}"
+        ) from error
+    if env.observation_space.shape != (num_inputs,):
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def num_options(space: spaces.Space) -> list[int]:
+    """How many options each of the A choices of an action has; UserError for other spaces."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape))
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and (space.low < space.high).all():
+        return []  # numbers, no choices
+    raise UserError(
+        "Actions must be Discrete, MultiDiscrete, MultiBinary or a Box of floats with low < high, "
+        f"not {space}: wrap the environment (docs/environments.md)."
+    )
+
+
+def to_env(actions: np.ndarray, space: spaces.Space) -> list:
+    """Actions [B, A] as env.step takes them: Box ones clipped, choices counted from start."""
+    actions = actions.reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        actions = actions.clip(space.low, space.high)
+    else:
+        actions = actions + getattr(space, "start", 0)
+    return list(actions.astype(space.dtype))
+
+
+def stack(obs) -> np.ndarray:
+    """Observations [B, D]: images stay bytes, all else becomes float32."""
+    obs = np.array(obs)
+    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+
+
+def to_numbers(rewards) -> np.ndarray:
+    """Rewards [B] float64, each a number or an array of one."""
+    numbers = np.array(rewards, np.float64)
+    if numbers.size != len(rewards):
+        raise UserError(f"A reward must be one number, not {rewards[0]}.")
+    return numbers.flatten()
+
+
+def start_device(cuda: bool) -> torch.device:
+    """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
+    if cuda and not torch.cuda.is_available():
+        print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
+        cuda = False
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if WORLD_SIZE > 1:
+        dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates
+    print("Device:", torch.cuda.get_device_name() if cuda else "CPU")
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
+    """The sum, or what else op says, of the number that each of torchrun's processes has."""
+    tensor = torch.tensor(number)
+    if dist.is_initialized():
+        dist.all_reduce(tensor, op)
+    return int(tensor)
+
+
+def average_over_processes(tensors) -> None:
+    """Under torchrun replace tensors by their mean over the processes, in one message."""
+    if dist.is_initialized():
+        tensors = list(tensors)
+        vector = nn.utils.parameters_to_vector(tensors)
+        dist.all_reduce(vector)
+        nn.utils.vector_to_parameters(vector / WORLD_SIZE, tensors)
+
+
+def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
+    """Play --eval-episodes episodes, number i from reset(seed=seed + i); their returns."""
+    np.random.seed(seed % 2**32)
+    if args.render:
+        envs = [make_env(args, render_mode="human")]
+    elif video_dir is not None:
+        envs = [make_env(args, video_dir, render_mode="rgb_array")]
+    else:
+        envs = [make_env(args) for _ in range(min(args.eval_episodes, 20))]
     rng = None if args.greedy else np.random.default_rng(seed)
-    for i in range(0, len(seeds), len(envs)):
-        episodes = play_episodes(envs, policy, seeds[i : i + len(envs)], rng)
-        returns += episodes.rewards.sum(-1).flatten().tolist()
+    returns = np.zeros(args.eval_episodes)
+    bar = tqdm(total=len(returns), desc="Evaluating", leave=False, delay=1, miniters=0)
+    for first in range(0, len(returns), len(envs)):
+        seeds = range(seed + first, seed + min(first + len(envs), len(returns)))
+        for members, _, _, rewards, terminated, truncated in play(envs, policy, seeds, rng):
+            returns[first + members] += rewards
+            bar.update(int((terminated | truncated).sum()))
+    bar.close()
     for env in envs:
         env.close()  # which also finishes a video
-    how, mean, std = "Greedy" if args.greedy else "Sampled", np.mean(returns), np.std(returns)
-    tqdm.write(f"{how} evaluation, {len(returns)} episodes: return {mean:.2f} ± {std:.2f}")
-    return np.array(returns)
+    kind = "Greedy" if args.greedy else "Sampled"
+    mean = f"{returns.mean():.2f} ± {returns.std():.2f}"
+    tqdm.write(f"{kind} evaluation, {len(returns)} episodes: return {mean}")
+    if video_dir is not None:
+        tqdm.write(f"Videos: {video_dir}")
+    return returns
+
+
+@dataclass
+class Progress:
+    """How far a run is: with networks and optimizer all that going on with it needs."""
+
+    iteration: int = 0
+    step: int = 0  # environment steps
+    seconds: float = 0.0
+    recent_returns: list[float] = field(default_factory=list)  # of the last 100 training episodes
+    best_return: float = -np.inf  # the best mean of an evaluation
 
 
 class Run:
-    """What a run trains and how far it is, kept in checkpoints, and its files."""
+    """A run's progress, logs and files. Of torchrun's processes the first has the files."""
 
-    PROGRESS = "iteration step seconds recent best evaluated untrained eval_returns rngs"
+    EVAL_SEED = 10**9  # all runs are evaluated from the same states
+    resume_command = ""  # of the latest run
 
-    def __init__(self, args: Args):
-        self.world, self.rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-        check_args(args, self.world)
-        torch.set_num_threads(args.num_threads)
-        torch.manual_seed(args.seed)
-        self.args, self.num_groups = args, args.num_groups // self.world
-        num_envs = self.num_groups * args.group_size
-        self.envs = [make_env(args.env_id, args.max_episode_steps) for _ in range(num_envs)]
-        device = torch.device("cpu")
-        if args.cuda and torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-            torch.cuda.set_device(device)  # else all processes would use the first
-        elif args.cuda:
-            print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
-        if self.world > 1:
-            dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-        spaces = self.envs[0].observation_space, self.envs[0].action_space
-        policy = Policy(*spaces, args.hidden_size, args.norm_obs).to(device)
-        optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-        self.trained = {"policy": policy, "reference": deepcopy(policy), "optimizer": optimizer}
-        self.rng = np.random.default_rng([args.seed, self.rank])
-        self.rngs = gather(self.rng.bit_generator.state)  # of all processes, by rank
-        self.iteration, self.step, self.seconds = 0, 0, 0.0
-        self.recent = []  # returns of the last 100 training episodes
-        self.untrained, self.eval_returns = [], []  # of the evaluations before training, and last
-        self.best, self.evaluated = -np.inf, -1  # best mean evaluation, step of the last one
+    def __init__(self, args: Args, parts: dict):
+        self.args = args
+        self.parts = parts  # what a checkpoint keeps besides progress
+        self.progress = Progress()
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
-            _, states = load(args.resume, args.env_id, self.trained)
-            vars(self).update({name: states[name] for name in self.PROGRESS.split()})
-            if len(self.rngs) != self.world:
-                raise UserError(f"{args.resume} is of a run of {len(self.rngs)} processes.")
-            self.rng.bit_generator.state = self.rngs[self.rank]
-        self.started, self.saved = time.perf_counter() - self.seconds, -np.inf
-        if self.rank == 0:
+            self.progress = Progress(**load(args.resume, parts)["progress"])
+        self.started = time.perf_counter() - self.progress.seconds
+        if RANK == 0:
+            if args.render:  # whether that works is better known before training
+                make_env(args, render_mode="human").close()
+            if args.capture_video:
+                make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
-            print("Device:", "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
-            if self.step == 0:
-                few = replace(args, eval_episodes=min(args.eval_episodes, 10), render=False)
-                self.untrained = evaluate(policy, few).tolist()
-            print(f"If it stops: the same command with --resume {self.dir / 'checkpoint.pt'}")
-        progress = {"total": args.total_timesteps, "initial": self.step, "disable": self.rank > 0}
-        self.bar = tqdm(**progress, unit=" steps", unit_scale=True, mininterval=1)
-        self.evaluate_and_save()
+            self.save_checkpoint()
+            Run.resume_command = command("--resume", self.dir / "checkpoint.pt", args)
+            print("If it stops:", Run.resume_command)
+        shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
+        self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
 
     def open_logs(self) -> None:
         """Open TensorBoard's log, and W&B's; a resumed run goes on from its checkpoint."""
-        options, name = asdict(self.args), self.dir.resolve().name
+        options = asdict(self.args)
         if self.args.track:
             import wandb
 
+            name = self.dir.resolve().name
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        self.writer = SummaryWriter(self.dir, purge_step=self.step + 1)
+        self.writer = SummaryWriter(self.dir, purge_step=self.progress.step + 1)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
-        self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.step)
+        self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.progress.step)
 
     def record(self, episodes: Episodes, advantages: Tensor, new_steps: int, metrics: dict) -> None:
-        """Count, log and show an iteration of all processes; evaluate and save if due."""
-        if not np.isfinite(metrics["policy_loss"] + metrics["grad_norm"]):
+        """Count, log and show an iteration; evaluate and save if due."""
+        if not np.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
-        tied = (advantages == 0).flatten(1).all(1)  # [K]
-        shared = gather((episodes.rewards.sum(-1), tied, self.rng.bit_generator.state))
-        returns, tied, self.rngs = map(list, zip(*shared))
-        returns, tied = torch.cat(returns), torch.cat(tied)  # [K, G], [K]
-        if tied.all() and self.iteration == 0 and self.rank == 0:
-            why = "every step pays the same" if returns.diff().any() else "its members tie"
-            tqdm.write(f"No signal yet: all advantages are 0, for in each group {why}.")
-        self.iteration, self.step = self.iteration + 1, self.step + new_steps
-        self.recent = (self.recent + returns.flatten().tolist())[-100:]
-        self.seconds = time.perf_counter() - self.started
-        scalars = {f"losses/{name}": value for name, value in metrics.items()}
-        scalars["charts/episodic_return"] = returns.mean()
-        scalars["charts/episodic_length"] = new_steps / returns.numel()
-        scalars["charts/SPS"] = self.step / self.seconds
-        scalars["charts/learning_rate"] = self.trained["optimizer"].param_groups[0]["lr"]
-        scalars["group/zero_std_frac"] = tied.double().mean()
-        scalars["group/return_std"] = returns.std(-1).mean()
-        for name, value in scalars.items() if self.rank == 0 else ():
-            self.writer.add_scalar(name, float(value), self.step)
-        shown = f"return={np.mean(self.recent):.1f}, approx_kl={metrics['approx_kl']:.4f}"
+        progress = self.progress
+        progress.iteration += 1
+        progress.step += new_steps
+        progress.seconds = time.perf_counter() - self.started
+        if RANK > 0:
+            return
+        returns = episodes.rewards.sum(dim=-1)  # [K, G]
+        progress.recent_returns = (progress.recent_returns + returns.flatten().tolist())[-100:]
+        tied = (advantages == 0).flatten(1).all(dim=1)  # [K]
+        if tied.all() and progress.iteration == 1:
+            tqdm.write("No signal yet: all advantages of the first iteration are 0.")
+        metrics |= {
+            "charts/episodic_return": returns.mean(),
+            "charts/episodic_length": len(episodes.obs) / returns.numel(),
+            "charts/SPS": progress.step / progress.seconds,
+            "charts/learning_rate": self.parts["optimizer"].param_groups[0]["lr"],
+            "group/zero_std_frac": tied.double().mean(),
+            "group/return_std": returns.std(dim=-1).mean(),
+        }
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, float(value), progress.step)
+        mean_return = np.mean(progress.recent_returns)
+        shown = f"return={mean_return:.1f}, approx_kl={metrics['losses/approx_kl']:.4f}"
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(new_steps)
-        self.evaluate_and_save()
 
-    def evaluate_and_save(self, finished: bool = False) -> None:
-        """Every --eval-interval steps and --checkpoint-interval seconds, and when finished."""
-        if self.rank > 0:
-            return
-        args, policy, interval = self.args, self.trained["policy"], self.args.eval_interval
-        due = interval and self.step // interval > self.evaluated // interval
-        if due or (finished and self.step > self.evaluated):
-            videos = self.dir / "videos" / str(self.step) if args.capture_video else None
-            self.eval_returns = evaluate(policy, args, video_dir=videos).tolist()
-            self.evaluated, mean = self.step, float(np.mean(self.eval_returns))
-            self.writer.add_scalar("eval/episodic_return", mean, self.step)
-            if mean > self.best:
-                self.best = mean
-                save(self.dir / "best.pt", args, policy=policy.state_dict())
-        if finished or time.perf_counter() - self.saved >= args.checkpoint_interval:
-            self.writer.flush()
-            states = {name: part.state_dict() for name, part in self.trained.items()}
-            states |= {name: getattr(self, name) for name in self.PROGRESS.split()}
-            save(self.dir / "checkpoint.pt", args, **states)
-            self.saved = time.perf_counter()
+        interval = self.args.eval_interval
+        if interval > 0 and progress.step // interval > (progress.step - new_steps) // interval:
+            self.evaluate()
+        if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
+            self.save_checkpoint()
 
-    def finish(self) -> dict:
+    def evaluate(self) -> np.ndarray:
+        """Evaluate the policy; keep it as best.pt if it is the best so far."""
+        policy = self.parts["policy"]
+        step = self.progress.step
+        video_dir = self.dir / "videos" / str(step) if self.args.capture_video else None
+        returns = evaluate(policy, self.args, self.EVAL_SEED, video_dir)
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), step)
+        if returns.mean() > self.progress.best_return:
+            self.progress.best_return = float(returns.mean())
+            save(self.dir / "best.pt", self.args, {"policy": policy.state_dict()})
+        return returns
+
+    def save_checkpoint(self) -> None:
+        self.writer.flush()
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        states["progress"] = asdict(self.progress)
+        save(self.dir / "checkpoint.pt", self.args, states)
+        self.saved = time.perf_counter()
+
+    def finish(self, envs: list[gym.Env]) -> dict:
         """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
         self.bar.close()
-        for env in self.envs:
+        for env in envs:
             env.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-        if self.iteration == 0:
+        progress = self.progress
+        if progress.iteration == 0:
             raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
-        if self.rank > 0:
+        if RANK > 0:
             return {}
-        model, rate = self.dir / "model.pt", self.step / self.seconds
-        train_return = np.mean(self.recent or np.nan)
-        print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate:,.0f} steps/s)")
+        train_return = float(np.mean(progress.recent_returns))
+        rate = progress.step / progress.seconds
+        print(f"Trained {progress.step:,} steps in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
         print(f"Training return, last 100 episodes: {train_return:.2f}")
-        save(model, self.args, policy=self.trained["policy"].state_dict())
-        self.evaluate_and_save(finished=True)
+        model = self.dir / "model.pt"
+        save(model, self.args, {"policy": self.parts["policy"].state_dict()})
+        eval_returns = self.evaluate()
+        self.save_checkpoint()
         self.writer.close()
-        if np.mean(self.eval_returns[: len(self.untrained)]) <= np.mean(self.untrained):
-            print("It plays no better than before training: docs/environments.md says what to try.")
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        module = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""  # see load
-        print(f"Watch: python {os.path.relpath(__file__)} --evaluate {model} --render{module}")
-        ended = {"run_dir": self.dir, "steps": self.step, "seconds": self.seconds}
-        return ended | {"train_return": train_return, "eval_returns": np.array(self.eval_returns)}
+        print(f"Watch: {command('--evaluate', model, self.args)} --render")
+        summary = {"run_dir": self.dir, "steps": progress.step, "seconds": progress.seconds}
+        return summary | {"train_return": train_return, "eval_returns": eval_returns}
 
 
-def save(path: Path, args: Args, **states) -> None:
-    """Write the file whole or not at all: a kill or a full disk leaves the one before."""
-    buffer, part = io.BytesIO(), path.with_suffix(".part")
+def save(path: Path, args: Args, states: dict) -> None:
+    """Write a file whole or not at all: a kill or a full disk leaves the one before."""
+    buffer = io.BytesIO()
     torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, buffer)
+    part = path.with_suffix(".part")
     try:
         with open(part, "wb") as file:
             file.write(buffer.getbuffer())
@@ -581,79 +730,96 @@ def save(path: Path, args: Args, **states) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str, env_id: str, parts: dict | None = None) -> tuple[Args, dict]:
-    """The options and states that save wrote; parts, such as a network, load theirs.
+def load(path: str, parts: dict | None = None) -> dict:
+    """What save wrote, after parts, such as a network, have loaded theirs; or UserError.
 
-    A stranger's file runs no code: it is plain data, and an environment whose id imports a module
-    must be env_id. UserError if the file is not for this.
+    A file is plain data and runs no code.
     """
     try:
-        states = dict(torch.load(path, map_location="cpu", weights_only=True))
+        states = torch.load(path, map_location="cpu", weights_only=True)
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
-        args = Args(**states["args"])
-        if args.env_id != env_id and (parts or ":" in args.env_id):  # ":" imports a module
-            raise UserError(f"it is for {args.env_id}; if you trust it, add that as --env-id")
+        states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = error if isinstance(error, UserError | OSError) else "it is incomplete or unfit"
-        raise UserError(f"Cannot use {path} here: {why}") from error
-    return args, states
+        why = "it is not whole, or of other options or another version of the script"
+        if isinstance(error, UserError | OSError):
+            why = error
+        raise UserError(f"Cannot use {path}: {why}") from error
+    return states
 
 
-def gather(value) -> list:
-    """The value that each of torchrun's processes has, by rank; without torchrun [value]."""
-    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if dist.is_initialized():
-        dist.all_gather_object(values, value)
-    return values
+def command(option: str, path: Path, args: Args) -> str:
+    """What to type to go on with a run or to play a policy."""
+    words = f"{os.path.relpath(__file__)} {option} {path}"
+    if ":" in args.env_id:  # which imports a module: see defaults
+        words += f" --env-id {args.env_id}"
+    if option == "--resume" and WORLD_SIZE > 1:
+        return f"torchrun --nproc-per-node={WORLD_SIZE} {words}"
+    return f"python {words}"
 
 
-def average_gradients(policy: Policy, weight: float) -> None:
-    """Under torchrun the mean of the processes' gradients by weight, in one message."""
-    if dist.is_initialized():
-        gradients = [parameter.grad for parameter in policy.parameters()]
-        flat = nn.utils.parameters_to_vector([*gradients, gradients[0].new_ones(1)]) * weight
-        dist.all_reduce(flat)
-        nn.utils.vector_to_parameters(flat[:-1] / flat[-1], gradients)
-
-
-def check_args(args: Args, world: int = 1) -> None:
+def check_args(args: Args) -> None:
     """UserError if an option is out of range, or processes cannot share the groups."""
-    positive = "total_timesteps num_groups update_epochs num_minibatches hidden_size num_threads"
-    lowest = {"group_size": 2, "eval_episodes": 1} | dict.fromkeys(positive.split(), 1)
-    highest = {"gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
-    for name, value in vars(args).items():
-        option, low, high = name.replace("_", "-"), lowest.get(name, 0), highest.get(name, 2**40)
+    lowest = {"group_size": 2, "log_std_init": -20}
+    lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
+    lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
+    highest = {"seed": 2**32 - 1, "gamma": 1, "gae_lambda": 1, "decay": 1}
+    for name, value in asdict(args).items():
+        low = lowest.get(name, 0)
+        high = highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+            option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
-    if args.num_groups % world:
-        raise UserError(f"--num-groups {args.num_groups} cannot be split over {world} processes.")
+    if args.num_groups % WORLD_SIZE:
+        raise UserError(f"--num-groups must be a multiple of the {WORLD_SIZE} processes.")
+
+
+def defaults(given: Args) -> Args:
+    """What options that were not given are: with --resume and --evaluate those of the file."""
+    args = Args()
+    path = given.resume or given.evaluate
+    if path:
+        args = load(path)["args"]
+        if ":" in args.env_id and args.env_id != given.env_id:
+            raise UserError(f"{path} imports {args.env_id}: if you trust that, give it as --env-id")
+    if given.evaluate is not None:
+        args = replace(args, seed=1, render=False, capture_video=False)
+    if given.render:
+        args = replace(args, eval_episodes=5)
+    return args
+
+
+def play_saved(args: Args) -> None:
+    """Evaluate the policy of the file args.evaluate."""
+    check_args(args)
+    torch.set_num_threads(args.num_threads)
+    env = make_env(args)
+    policy = Policy(env.observation_space, env.action_space, args)
+    load(args.evaluate, {"policy": policy})
+    video_dir = None
+    if args.capture_video:
+        video_dir = Path(args.evaluate).parent / "videos" / str(time.time_ns())
+    evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
 
 
 def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
     args = tyro.cli(Args)
     try:
+        if args.resume or args.evaluate or args.render:
+            args = tyro.cli(Args, default=defaults(args))
         if args.evaluate is None:
-            if args.resume is not None:
-                args = tyro.cli(Args, default=load(args.resume, args.env_id)[0])
             train(args)
-            return
-        trained, _ = load(args.evaluate, args.env_id)
-        kept = "env_id", "max_episode_steps", "hidden_size", "norm_obs"
-        args = tyro.cli(Args, default=Args(**{name: getattr(trained, name) for name in kept}))
-        check_args(args)
-        env = make_env(args.env_id)
-        spaces = env.observation_space, env.action_space
-        policy = Policy(*spaces, args.hidden_size, args.norm_obs)
-        load(args.evaluate, args.env_id, {"policy": policy})
-        videos = Path(args.evaluate).parent / "videos" if args.capture_video else None
-        evaluate(policy, args, 10**9 + 10**6 * (args.seed - 1), videos)  # --seed: other episodes
+        else:
+            play_saved(args)
     except (UserError, ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        tqdm.write(f"Stopped. To go on: {Run.resume_command}", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
