@@ -30,6 +30,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import sys
 import time
 from copy import deepcopy
@@ -281,13 +282,13 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
     columns = [torch.from_numpy(column[order]) for column in columns]
     members, obs, actions, rewards, terminated, truncated = columns  # of S steps each
     if not (obs.isfinite().all() and rewards.isfinite().all()):
-        raise UserError(f"{envs[0].spec.id} gives numbers that are not finite.")
+        raise UserError(f"{envs[0]} gives numbers that are not finite.")
 
     lengths = members.bincount()  # [K·G]
     ends = lengths.cumsum(dim=0)
     starts = obs[ends - lengths].view(*shape, -1)
     if seed_groups and (starts != starts[:, :1]).any():
-        raise UserError(f"{envs[0].spec.id} ignores reset(seed): fix it, or --no-seed-groups.")
+        raise UserError(f"{envs[0]} ignores reset(seed): fix it, or --no-seed-groups.")
     mask = torch.arange(lengths.max()) < lengths.view(*shape, 1)
     return Episodes(
         obs=obs,
@@ -357,6 +358,7 @@ def train(args: Args) -> dict:
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # for environments that draw from it
     num_groups = args.num_groups // WORLD_SIZE
     envs = [make_env(args) for _ in range(num_groups * args.group_size)]
     obs_space = envs[0].observation_space
@@ -370,7 +372,7 @@ def train(args: Args) -> dict:
     while True:  # lines 2 and 4
         seed = [args.seed, RANK, progress.iteration]
         rng = np.random.default_rng(seed)
-        np.random.seed(seed)  # for environments that draw from it
+        np.random.seed(seed)
         if args.ref_update_interval > 0 and progress.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
 
@@ -464,10 +466,9 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         num_inputs = spaces.flatdim(env.observation_space)
     except (NotImplementedError, ValueError) as error:
-        wrap = "wrap the environment, as minigrid's FlatObsWrapper does (docs/environments.md)"
-        space = env.observation_space
         raise UserError(
-            f"{args.env_id}: observations cannot be flattened: {wrap}: {space}"
+            f"Observations of {args.env_id} cannot be flattened: {error}. Wrap the environment, as "
+            "minigrid's FlatObsWrapper does (docs/environments.md)."
         ) from error
     if env.observation_space.shape != (num_inputs,):
         env = gym.wrappers.FlattenObservation(env)
@@ -580,24 +581,32 @@ class Progress:
     step: int = 0  # environment steps
     seconds: float = 0.0
     recent_returns: list[float] = field(default_factory=list)  # of the last 100 training episodes
+    eval_returns: list[float] = field(default_factory=list)  # of the last evaluation
+    eval_step: int = 0  # when that was
     best_return: float = -np.inf  # the best mean of an evaluation
+
+    def state_dict(self) -> dict:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict) -> None:
+        vars(self).update(vars(Progress(**state)))
 
 
 class Run:
     """A run's progress, logs and files. Of torchrun's processes the first has the files."""
 
     EVAL_SEED = 10**9  # all runs are evaluated from the same states
-    resume_command = ""  # of the latest run
+    go_on = ""  # how to resume the latest run
 
     def __init__(self, args: Args, parts: dict):
         self.args = args
-        self.parts = parts  # what a checkpoint keeps besides progress
         self.progress = Progress()
+        self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
-            self.progress = Progress(**load(args.resume, parts)["progress"])
+            load(args.resume, self.parts)
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
             if args.render:  # whether that works is better known before training
@@ -606,8 +615,8 @@ class Run:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
             self.save_checkpoint()
-            Run.resume_command = command("--resume", self.dir / "checkpoint.pt", args)
-            print("If it stops:", Run.resume_command)
+            Run.go_on = f"To go on: {command('--resume', self.dir / 'checkpoint.pt', args)}"
+            print(f"If it stops: {command('--resume', self.dir / 'checkpoint.pt', args)}")
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
 
@@ -659,22 +668,24 @@ class Run:
         if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
 
-    def evaluate(self) -> np.ndarray:
+    def evaluate(self) -> None:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
+        progress = self.progress
         policy = self.parts["policy"]
-        step = self.progress.step
-        video_dir = self.dir / "videos" / str(step) if self.args.capture_video else None
+        video_dir = None
+        if self.args.capture_video:
+            video_dir = self.dir / "videos" / str(progress.step)
         returns = evaluate(policy, self.args, self.EVAL_SEED, video_dir)
-        self.writer.add_scalar("eval/episodic_return", returns.mean(), step)
-        if returns.mean() > self.progress.best_return:
-            self.progress.best_return = float(returns.mean())
+        progress.eval_returns = returns.tolist()
+        progress.eval_step = progress.step
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), progress.step)
+        if returns.mean() > progress.best_return:
+            progress.best_return = float(returns.mean())
             save(self.dir / "best.pt", self.args, {"policy": policy.state_dict()})
-        return returns
 
     def save_checkpoint(self) -> None:
         self.writer.flush()
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        states["progress"] = asdict(self.progress)
         save(self.dir / "checkpoint.pt", self.args, states)
         self.saved = time.perf_counter()
 
@@ -687,7 +698,9 @@ class Run:
             dist.destroy_process_group()
         progress = self.progress
         if progress.iteration == 0:
-            raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
+            raise UserError(
+                "--total-timesteps allows no iteration: lower --num-groups or --group-size."
+            )
         if RANK > 0:
             return {}
         train_return = float(np.mean(progress.recent_returns))
@@ -696,13 +709,19 @@ class Run:
         print(f"Training return, last 100 episodes: {train_return:.2f}")
         model = self.dir / "model.pt"
         save(model, self.args, {"policy": self.parts["policy"].state_dict()})
-        eval_returns = self.evaluate()
+        if progress.eval_step < progress.step:
+            self.evaluate()
         self.save_checkpoint()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
-        summary = {"run_dir": self.dir, "steps": progress.step, "seconds": progress.seconds}
-        return summary | {"train_return": train_return, "eval_returns": eval_returns}
+        return {
+            "run_dir": self.dir,
+            "steps": progress.step,
+            "seconds": progress.seconds,
+            "train_return": train_return,
+            "eval_returns": np.array(progress.eval_returns),
+        }
 
 
 def save(path: Path, args: Args, states: dict) -> None:
@@ -729,6 +748,8 @@ def load(path: str, parts: dict | None = None) -> dict:
         states = torch.load(path, map_location="cpu", weights_only=True)
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
+        if states["args"].keys() != asdict(Args()).keys():
+            raise UserError("it was made by another version of the script")
         states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
@@ -742,12 +763,12 @@ def load(path: str, parts: dict | None = None) -> dict:
 
 def command(option: str, path: Path, args: Args) -> str:
     """What to type to go on with a run or to play a policy."""
-    words = f"{os.path.relpath(__file__)} {option} {path}"
-    if ":" in args.env_id:  # which imports a module: see defaults
-        words += f" --env-id {args.env_id}"
+    words = ["python", os.path.relpath(__file__), option, str(path)]
     if option == "--resume" and WORLD_SIZE > 1:
-        return f"torchrun --nproc-per-node={WORLD_SIZE} {words}"
-    return f"python {words}"
+        words = ["torchrun", f"--nproc-per-node={WORLD_SIZE}", *words[1:]]
+    if ":" in args.env_id:  # which imports a module: see defaults
+        words += ["--env-id", args.env_id]
+    return shlex.join(words)
 
 
 def check_args(args: Args) -> None:
@@ -755,7 +776,8 @@ def check_args(args: Args) -> None:
     lowest = {"group_size": 2, "log_std_init": -20}
     lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
     lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "gamma": 1, "gae_lambda": 1, "decay": 1}
+    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest |= {"gamma": 1, "gae_lambda": 1, "decay": 1}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
@@ -788,6 +810,7 @@ def play_saved(args: Args) -> None:
     env = make_env(args)
     policy = Policy(env.observation_space, env.action_space, args)
     load(args.evaluate, {"policy": policy})
+    env.close()
     video_dir = None
     if args.capture_video:
         video_dir = Path(args.evaluate).parent / "videos" / str(time.time_ns())
@@ -808,7 +831,7 @@ def main() -> None:
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        tqdm.write(f"Stopped. To go on: {Run.resume_command}", file=sys.stderr)
+        tqdm.write(f"Stopped. {Run.go_on}", file=sys.stderr)
         sys.exit(130)
 
 

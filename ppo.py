@@ -28,6 +28,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -68,7 +69,7 @@ class Args:
     ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
+    target_kl: float = 0.1  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
     norm_obs: bool = False  # normalize observations by statistics kept in the model
@@ -274,7 +275,7 @@ def collect_steps(running: Running, policy: Policy, num_steps: int, rng) -> Step
     steps = Steps(*columns, returns, lengths)
     for x in (steps.obs, steps.rewards, steps.next_obs):
         if not x.isfinite().all():
-            raise UserError(f"{running.envs[0].spec.id} gives numbers that are not finite.")
+            raise UserError(f"{running.envs[0]} gives numbers that are not finite.")
     return steps
 
 
@@ -333,6 +334,7 @@ def train(args: Args) -> dict:
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
+    np.random.seed(args.seed)  # for environments that draw from it
     num_envs = args.num_envs // WORLD_SIZE
     envs = [make_env(args) for _ in range(num_envs)]
     policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args).to(device)
@@ -347,7 +349,7 @@ def train(args: Args) -> dict:
     while progress.step + new_steps <= args.total_timesteps:
         seed = [args.seed, RANK, progress.iteration]
         rng = np.random.default_rng(seed)
-        np.random.seed(seed)  # for environments that draw from it
+        np.random.seed(seed)
         steps = collect_steps(running, policy, args.num_steps, rng)  # by π_old ← π_θ
 
         values = policy.values(steps.obs)
@@ -444,10 +446,9 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         num_inputs = spaces.flatdim(env.observation_space)
     except (NotImplementedError, ValueError) as error:
-        wrap = "wrap the environment, as minigrid's FlatObsWrapper does (docs/environments.md)"
-        space = env.observation_space
         raise UserError(
-            f"{args.env_id}: observations cannot be flattened: {wrap}: {space}"
+            f"Observations of {args.env_id} cannot be flattened: {error}. Wrap the environment, as "
+            "minigrid's FlatObsWrapper does (docs/environments.md)."
         ) from error
     if env.observation_space.shape != (num_inputs,):
         env = gym.wrappers.FlattenObservation(env)
@@ -583,24 +584,32 @@ class Progress:
     step: int = 0  # environment steps
     seconds: float = 0.0
     recent_returns: list[float] = field(default_factory=list)  # of the last 100 training episodes
+    eval_returns: list[float] = field(default_factory=list)  # of the last evaluation
+    eval_step: int = 0  # when that was
     best_return: float = -np.inf  # the best mean of an evaluation
+
+    def state_dict(self) -> dict:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict) -> None:
+        vars(self).update(vars(Progress(**state)))
 
 
 class Run:
     """A run's progress, logs and files. Of torchrun's processes the first has the files."""
 
     EVAL_SEED = 10**9  # all runs are evaluated from the same states
-    resume_command = ""  # of the latest run
+    go_on = ""  # how to resume the latest run
 
     def __init__(self, args: Args, parts: dict):
         self.args = args
-        self.parts = parts  # what a checkpoint keeps besides progress
         self.progress = Progress()
+        self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
-            self.progress = Progress(**load(args.resume, parts)["progress"])
+            load(args.resume, self.parts)
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
             if args.render:  # whether that works is better known before training
@@ -609,8 +618,8 @@ class Run:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
             self.save_checkpoint()
-            Run.resume_command = command("--resume", self.dir / "checkpoint.pt", args)
-            print("If it stops:", Run.resume_command)
+            Run.go_on = f"To go on: {command('--resume', self.dir / 'checkpoint.pt', args)}"
+            print(f"If it stops: {command('--resume', self.dir / 'checkpoint.pt', args)}")
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
 
@@ -646,7 +655,7 @@ class Run:
             metrics["charts/episodic_length"] = np.mean(steps.lengths)
         for name, value in metrics.items():
             self.writer.add_scalar(name, float(value), progress.step)
-        mean_return = np.mean(progress.recent_returns)
+        mean_return = np.mean(progress.recent_returns or np.nan)
         shown = f"return={mean_return:.1f}, approx_kl={metrics['losses/approx_kl']:.4f}"
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(new_steps)
@@ -657,22 +666,24 @@ class Run:
         if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
 
-    def evaluate(self) -> np.ndarray:
+    def evaluate(self) -> None:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
+        progress = self.progress
         policy = self.parts["policy"]
-        step = self.progress.step
-        video_dir = self.dir / "videos" / str(step) if self.args.capture_video else None
+        video_dir = None
+        if self.args.capture_video:
+            video_dir = self.dir / "videos" / str(progress.step)
         returns = evaluate(policy, self.args, self.EVAL_SEED, video_dir)
-        self.writer.add_scalar("eval/episodic_return", returns.mean(), step)
-        if returns.mean() > self.progress.best_return:
-            self.progress.best_return = float(returns.mean())
+        progress.eval_returns = returns.tolist()
+        progress.eval_step = progress.step
+        self.writer.add_scalar("eval/episodic_return", returns.mean(), progress.step)
+        if returns.mean() > progress.best_return:
+            progress.best_return = float(returns.mean())
             save(self.dir / "best.pt", self.args, {"policy": policy.state_dict()})
-        return returns
 
     def save_checkpoint(self) -> None:
         self.writer.flush()
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        states["progress"] = asdict(self.progress)
         save(self.dir / "checkpoint.pt", self.args, states)
         self.saved = time.perf_counter()
 
@@ -685,22 +696,30 @@ class Run:
             dist.destroy_process_group()
         progress = self.progress
         if progress.iteration == 0:
-            raise UserError(f"--total-timesteps {self.args.total_timesteps} allows no iteration.")
+            raise UserError(
+                "--total-timesteps allows no iteration: lower --num-envs or --num-steps."
+            )
         if RANK > 0:
             return {}
-        train_return = float(np.mean(progress.recent_returns))
+        train_return = float(np.mean(progress.recent_returns or np.nan))
         rate = progress.step / progress.seconds
         print(f"Trained {progress.step:,} steps in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
         print(f"Training return, last 100 episodes: {train_return:.2f}")
         model = self.dir / "model.pt"
         save(model, self.args, {"policy": self.parts["policy"].state_dict()})
-        eval_returns = self.evaluate()
+        if progress.eval_step < progress.step:
+            self.evaluate()
         self.save_checkpoint()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
-        summary = {"run_dir": self.dir, "steps": progress.step, "seconds": progress.seconds}
-        return summary | {"train_return": train_return, "eval_returns": eval_returns}
+        return {
+            "run_dir": self.dir,
+            "steps": progress.step,
+            "seconds": progress.seconds,
+            "train_return": train_return,
+            "eval_returns": np.array(progress.eval_returns),
+        }
 
 
 def save(path: Path, args: Args, states: dict) -> None:
@@ -727,6 +746,8 @@ def load(path: str, parts: dict | None = None) -> dict:
         states = torch.load(path, map_location="cpu", weights_only=True)
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
+        if states["args"].keys() != asdict(Args()).keys():
+            raise UserError("it was made by another version of the script")
         states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
@@ -740,12 +761,12 @@ def load(path: str, parts: dict | None = None) -> dict:
 
 def command(option: str, path: Path, args: Args) -> str:
     """What to type to go on with a run or to play a policy."""
-    words = f"{os.path.relpath(__file__)} {option} {path}"
-    if ":" in args.env_id:  # which imports a module: see defaults
-        words += f" --env-id {args.env_id}"
+    words = ["python", os.path.relpath(__file__), option, str(path)]
     if option == "--resume" and WORLD_SIZE > 1:
-        return f"torchrun --nproc-per-node={WORLD_SIZE} {words}"
-    return f"python {words}"
+        words = ["torchrun", f"--nproc-per-node={WORLD_SIZE}", *words[1:]]
+    if ":" in args.env_id:  # which imports a module: see defaults
+        words += ["--env-id", args.env_id]
+    return shlex.join(words)
 
 
 def check_args(args: Args) -> None:
@@ -753,7 +774,8 @@ def check_args(args: Args) -> None:
     lowest = {"log_std_init": -20, "num_steps": 2}
     lowest |= dict.fromkeys(("total_timesteps", "num_envs", "update_epochs"), 1)
     lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "gamma": 1, "gae_lambda": 1}
+    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest |= {"gamma": 1, "gae_lambda": 1}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
@@ -786,6 +808,7 @@ def play_saved(args: Args) -> None:
     env = make_env(args)
     policy = ActorCritic(env.observation_space, env.action_space, args)
     load(args.evaluate, {"policy": policy})
+    env.close()
     video_dir = None
     if args.capture_video:
         video_dir = Path(args.evaluate).parent / "videos" / str(time.time_ns())
@@ -806,7 +829,7 @@ def main() -> None:
         tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        tqdm.write(f"Stopped. To go on: {Run.resume_command}", file=sys.stderr)
+        tqdm.write(f"Stopped. {Run.go_on}", file=sys.stderr)
         sys.exit(130)
 
 
