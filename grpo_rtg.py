@@ -265,7 +265,7 @@ class Policy(nn.Module):
         self.continuous = isinstance(action_space, spaces.Box)
         if self.continuous:
             num_outputs = int(np.prod(action_space.shape))
-            self.log_std = nn.Parameter(torch.full((num_outputs,), args.log_std_init))
+            self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
             unused = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
@@ -571,8 +571,8 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         num_inputs = spaces.flatdim(env.observation_space)
     except (NotImplementedError, ValueError) as error:
         raise UserError(
-            f"Observations of {args.env_id} cannot be flattened: {error}. Wrap the environment, as "
-            "minigrid's FlatObsWrapper does (docs/environments.md)."
+            "Observations cannot be flattened: wrap the environment, as minigrid's FlatObsWrapper "
+            f"does (docs/environments.md): {env.observation_space}"
         ) from error
     if env.observation_space.shape != (num_inputs,):
         env = gym.wrappers.FlattenObservation(env)
@@ -660,7 +660,9 @@ def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = Non
         envs = [make_env(args) for _ in range(min(args.eval_episodes, 20))]
     rng = None if args.greedy else np.random.default_rng(seed)
     returns = np.zeros(args.eval_episodes)
-    bar = tqdm(total=len(returns), desc="Evaluating", leave=False, delay=1, miniters=0)
+    bar = tqdm(
+        total=len(returns), desc="Evaluating", leave=False, delay=1, mininterval=1, miniters=0
+    )
     for first in range(0, len(returns), len(envs)):
         seeds = range(seed + first, seed + min(first + len(envs), len(returns)))
         for members, _, _, rewards, terminated, truncated in play(envs, policy, seeds, rng):
