@@ -22,8 +22,8 @@ This file's advantage (section 4.1.2) compares whole episodes, by their returns:
     ρ, Â    ratio, advantages         μ       --update-epochs
 
 By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
-(Eq. 3: --loss-agg trajectory), minibatches, an end of the update by KL (--target-kl), gradient
-clipping, a falling learning rate.
+(Eq. 3: --loss-agg trajectory), minibatches, early stopping by KL (--target-kl), gradient clipping,
+a falling learning rate.
 """
 
 import inspect
@@ -112,9 +112,9 @@ def compute_advantages(
 
 
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights [K, G, T] with which a mean over steps is that of Eq. 3 ("trajectory") or DAPO's.
+    """Weights w [K, G, T] such that (w x).mean() over all S steps is Eq. 3's mean of x.
 
-    Eq. 3 averages over an episode's steps first: each counts 1/|o_i|, rescaled to a mean of 1.
+    "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all groups).
     """
     if loss_agg == "step":
         return mask.double()
@@ -134,19 +134,18 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     weights = batch["weights"]
 
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
-    # weighted mean of Â, which says nothing of progress. Its gradient is the policy gradient.
-    # Log-ratios are bounded because exp of much more overflows.
+    # mean of Â. Log-ratios are bounded because exp of much more overflows.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(-20, 20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
-    policy_loss = -(weights * surrogate).mean()
+    policy_loss = -(weights * surrogate).mean()  # Eq. 3: see step_weights
 
     ref_log_ratio = (batch["ref_log_probs"] - log_probs).clamp(-20, 20)  # log π_ref/π_θ
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * distribution.entropy()).mean()
     loss = policy_loss
-    if kl_coef > 0:
+    if kl_coef > 0:  # a term that weighs nothing costs nothing
         loss = loss + kl_coef * kl
     if ent_coef > 0:
         loss = loss - ent_coef * entropy
@@ -154,7 +153,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
         "losses/policy_loss": policy_loss.detach(),
         "losses/kl": kl.detach(),
         "losses/entropy": entropy.detach(),
-        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ)
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ) of a step
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
     }
     return loss, metrics
@@ -175,9 +174,9 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            unused = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("unused", unused, persistent=False)
-            num_outputs = unused.numel()
+            padding = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
+            self.register_buffer("padding", padding, persistent=False)
+            num_outputs = padding.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
         self.obs_stats = RunningMeanVar(obs_space.shape[0])
@@ -189,26 +188,29 @@ class Policy(nn.Module):
         outputs = self.net(obs.float())
         if self.continuous:
             return outputs
-        return outputs.view(-1, *self.unused.shape).masked_fill(self.unused, -1e9)
+        return outputs.view(-1, *self.padding.shape).masked_fill(self.padding, -1e9)
 
     def forward(self, obs: Tensor) -> Distribution:
         """π_θ(·|s) for obs [B, D]."""
         if self.continuous:
-            each = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
+            per_action = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
         else:
-            each = Categorical(logits=self.outputs(obs), validate_args=False)
-        return Independent(each, 1, validate_args=False)
+            per_action = Categorical(logits=self.outputs(obs), validate_args=False)
+        return Independent(per_action, 1, validate_args=False)
 
     @torch.no_grad()
     def log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log π_θ(a|s) [S] of a rollout's steps, in slices that bound the memory."""
         slices = zip(obs.split(2048), actions.split(2048))
-        return torch.cat([self(obs).log_prob(actions) for obs, actions in slices])
+        return torch.cat([self(some_obs).log_prob(taken) for some_obs, taken in slices])
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest."""
-        obs = torch.from_numpy(obs).to(self.obs_stats.mean.device)
+        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
+
+        Of the distribution that forward gives, in NumPy: rng makes a resumed run repeat itself.
+        """
+        obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
         if self.continuous and rng is not None:
             noise = rng.standard_normal(outputs.shape, np.float32)
@@ -236,8 +238,8 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    Yields, time after time, the numbers of the B environments whose episode goes on, and of each
-    observation [D], action [A], reward, terminated, truncated: arrays of B rows. Actions are
+    At each time step, yields of the B environments whose episode goes on their numbers [B],
+    observations [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. Actions are
     sampled with rng; without, they are the likeliest.
     """
     members = np.arange(len(seeds))
@@ -277,17 +279,18 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
         seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
     else:
         seeds = rng.integers(2**31, size=len(envs))
-    columns = [np.concatenate(column) for column in zip(*play(envs, policy, seeds, rng))]
-    order = columns[0].argsort(kind="stable")  # by episode, then by time
-    columns = [torch.from_numpy(column[order]) for column in columns]
-    members, obs, actions, rewards, terminated, truncated = columns  # of S steps each
+    time_steps = list(play(envs, policy, seeds, rng))
+    columns = [np.concatenate(column) for column in zip(*time_steps)]
+    by_episode = columns[0].argsort(kind="stable")  # and within it by time
+    columns = [torch.from_numpy(column[by_episode]) for column in columns]
+    members, obs, actions, rewards, terminated, truncated = columns  # of all S steps
     if not (obs.isfinite().all() and rewards.isfinite().all()):
         raise UserError(f"{envs[0]} gives numbers that are not finite.")
 
     lengths = members.bincount()  # [K·G]
     ends = lengths.cumsum(dim=0)
-    starts = obs[ends - lengths].view(*shape, -1)
-    if seed_groups and (starts != starts[:, :1]).any():
+    first_obs = obs[ends - lengths].view(*shape, -1)
+    if seed_groups and (first_obs != first_obs[:, :1]).any():
         raise UserError(f"{envs[0]} ignores reset(seed): fix it, or --no-seed-groups.")
     mask = torch.arange(lengths.max()) < lengths.view(*shape, 1)
     return Episodes(
@@ -301,7 +304,7 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
 
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
     """The S steps of K groups as grpo_loss takes them, on the policy's device."""
-    device = policy.obs_stats.mean.device
+    device = next(policy.parameters()).device
     obs = episodes.obs.to(device)
     actions = episodes.actions.to(device)
     weights = step_weights(episodes.mask, args.loss_agg)
@@ -319,37 +322,35 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
     }
 
 
-MIN_MINIBATCH = 32  # steps; episodes of one step would otherwise get an update each
-
-
-def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """Yield --update-epochs times all S steps of a batch, in shuffled minibatches."""
-    num_steps = len(batch["obs"])
-    num_minibatches = min(args.num_minibatches, max(1, num_steps // MIN_MINIBATCH))
-    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
-    for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
-        for indices in order.tensor_split(num_minibatches):
-            yield {name: x[indices] for name, x in batch.items()}
-
-
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
-    for minibatch in minibatches(batch, args, rng):
-        loss, metrics = grpo_loss(policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef)
-        optimizer.zero_grad()
-        loss.backward()
-        gradients = [parameter.grad for parameter in policy.parameters()]
-        average_over_processes([*gradients, metrics["losses/approx_kl"]])
-        metrics["losses/grad_norm"] = nn.utils.clip_grad_norm_(
-            policy.parameters(), args.max_grad_norm
-        )
-        history.append(metrics)
-        if 0 < args.target_kl < metrics["losses/approx_kl"]:
-            break
-        optimizer.step()
-    return {name: torch.stack([x[name] for x in history]).mean().item() for name in metrics}
+    for _ in range(args.update_epochs):  # line 10
+        for minibatch in minibatches(batch, args.num_minibatches, rng):
+            loss, metrics = grpo_loss(
+                policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            approx_kl = metrics["losses/approx_kl"]
+            gradients = [parameter.grad for parameter in policy.parameters()]
+            average_over_processes([*gradients, approx_kl])
+            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            history.append(metrics | {"losses/grad_norm": grad_norm})
+            if args.target_kl > 0 and approx_kl > args.target_kl:
+                return mean_metrics(history)
+            optimizer.step()  # line 11
+    return mean_metrics(history)
+
+
+def minibatches(batch: dict, num_minibatches: int, rng: np.random.Generator):
+    """All S steps of a batch, shuffled, in so many minibatches or fewer, of at least 32 steps."""
+    num_steps = len(batch["obs"])
+    num_minibatches = min(num_minibatches, max(1, num_steps // 32))
+    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
+    order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
+    for indices in order.tensor_split(num_minibatches):
+        yield {name: x[indices] for name, x in batch.items()}
 
 
 def train(args: Args) -> dict:
@@ -370,13 +371,14 @@ def train(args: Args) -> dict:
     progress = run.progress
 
     while True:  # lines 2 and 4
-        seed = [args.seed, RANK, progress.iteration]
+        seed = [args.seed, RANK, progress.iteration]  # so that a resumed run repeats it
         rng = np.random.default_rng(seed)
         np.random.seed(seed)
         if args.ref_update_interval > 0 and progress.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
 
-        # Lines 5 to 8: K start states, G episodes from each by π_old ← π_θ, and their rewards.
+        # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old is π_θ, which
+        # does not move before update; the batch keeps its log-probabilities.
         episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups)
         new_steps = over_processes(len(episodes.obs))
         if progress.step + new_steps > args.total_timesteps:
@@ -386,8 +388,10 @@ def train(args: Args) -> dict:
             episodes.rewards, episodes.mask, args.gamma, args.norm_std
         )
         batch = make_batch(episodes, advantages, policy, reference, args)
-        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
-        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        learning_rate = args.learning_rate
+        if args.anneal_lr:
+            learning_rate *= 1 - progress.step / args.total_timesteps
+        optimizer.param_groups[0]["lr"] = learning_rate
         metrics = update(policy, optimizer, batch, args, rng)  # lines 10 and 11
         if args.norm_obs:
             policy.obs_stats.update(episodes.obs)
@@ -543,6 +547,10 @@ def average_over_processes(tensors) -> None:
         vector = nn.utils.parameters_to_vector(tensors)
         dist.all_reduce(vector)
         nn.utils.vector_to_parameters(vector / WORLD_SIZE, tensors)
+
+
+def mean_metrics(history: list[dict]) -> dict[str, float]:
+    return {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
 
 
 def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
@@ -778,8 +786,7 @@ def check_args(args: Args) -> None:
     lowest = {"group_size": 2, "log_std_init": -20}
     lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
     lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
-    highest |= {"gamma": 1, "gae_lambda": 1, "decay": 1}
+    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)

@@ -19,9 +19,9 @@ value of the observation it led to, not of the next episode's first one.
     γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (no 1/2 in the paper and SB3)
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Not in the paper, but usual: advantages normalized over the batch, an end of the update by KL
-(--target-kl), clipped gradients, a falling learning rate, orthogonal weights. What the GRPO scripts
-can share with it is identical in them.
+Not in the paper, but usual: advantages normalized over the batch, early stopping by KL, clipped
+gradients, a falling learning rate, orthogonal weights. What the GRPO scripts can share with it is
+identical in them.
 """
 
 import inspect
@@ -146,9 +146,9 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            unused = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("unused", unused, persistent=False)
-            num_outputs = unused.numel()
+            padding = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
+            self.register_buffer("padding", padding, persistent=False)
+            num_outputs = padding.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
         self.obs_stats = RunningMeanVar(obs_space.shape[0])
@@ -160,26 +160,29 @@ class Policy(nn.Module):
         outputs = self.net(obs.float())
         if self.continuous:
             return outputs
-        return outputs.view(-1, *self.unused.shape).masked_fill(self.unused, -1e9)
+        return outputs.view(-1, *self.padding.shape).masked_fill(self.padding, -1e9)
 
     def forward(self, obs: Tensor) -> Distribution:
         """π_θ(·|s) for obs [B, D]."""
         if self.continuous:
-            each = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
+            per_action = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
         else:
-            each = Categorical(logits=self.outputs(obs), validate_args=False)
-        return Independent(each, 1, validate_args=False)
+            per_action = Categorical(logits=self.outputs(obs), validate_args=False)
+        return Independent(per_action, 1, validate_args=False)
 
     @torch.no_grad()
     def log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """log π_θ(a|s) [S] of a rollout's steps, in slices that bound the memory."""
         slices = zip(obs.split(2048), actions.split(2048))
-        return torch.cat([self(obs).log_prob(actions) for obs, actions in slices])
+        return torch.cat([self(some_obs).log_prob(taken) for some_obs, taken in slices])
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest."""
-        obs = torch.from_numpy(obs).to(self.obs_stats.mean.device)
+        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
+
+        Of the distribution that forward gives, in NumPy: rng makes a resumed run repeat itself.
+        """
+        obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
         if self.continuous and rng is not None:
             noise = rng.standard_normal(outputs.shape, np.float32)
@@ -205,7 +208,7 @@ class ActorCritic(Policy):
     @torch.no_grad()
     def values(self, obs: Tensor) -> Tensor:
         """V(s) [T, N] of a rollout's observations [T, N, D], on the CPU."""
-        device = self.obs_stats.mean.device
+        device = next(self.parameters()).device
         return torch.cat([self.value(part.to(device)).cpu() for part in obs.split(64)])
 
 
@@ -283,7 +286,7 @@ def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: 
     """The steps as ppo_loss takes them, flat [T·N, ...] on the policy's device."""
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    device = policy.obs_stats.mean.device
+    device = next(policy.parameters()).device
     obs = steps.obs.flatten(0, 1).to(device)
     actions = steps.actions.flatten(0, 1).to(device)
     return {
@@ -295,37 +298,33 @@ def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: 
     }
 
 
-MIN_MINIBATCH = 32  # steps; episodes of one step would otherwise get an update each
-
-
-def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """Yield --update-epochs times all S steps of a batch, in shuffled minibatches."""
-    num_steps = len(batch["obs"])
-    num_minibatches = min(args.num_minibatches, max(1, num_steps // MIN_MINIBATCH))
-    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
-    for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
-        for indices in order.tensor_split(num_minibatches):
-            yield {name: x[indices] for name, x in batch.items()}
-
-
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """K passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
-    for minibatch in minibatches(batch, args, rng):
-        loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
-        optimizer.zero_grad()
-        loss.backward()
-        gradients = [parameter.grad for parameter in policy.parameters()]
-        average_over_processes([*gradients, metrics["losses/approx_kl"]])
-        metrics["losses/grad_norm"] = nn.utils.clip_grad_norm_(
-            policy.parameters(), args.max_grad_norm
-        )
-        history.append(metrics)
-        if 0 < args.target_kl < metrics["losses/approx_kl"]:
-            break
-        optimizer.step()
-    return {name: torch.stack([x[name] for x in history]).mean().item() for name in metrics}
+    for _ in range(args.update_epochs):
+        for minibatch in minibatches(batch, args.num_minibatches, rng):
+            loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
+            optimizer.zero_grad()
+            loss.backward()
+            approx_kl = metrics["losses/approx_kl"]
+            gradients = [parameter.grad for parameter in policy.parameters()]
+            average_over_processes([*gradients, approx_kl])
+            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            history.append(metrics | {"losses/grad_norm": grad_norm})
+            if args.target_kl > 0 and approx_kl > args.target_kl:
+                return mean_metrics(history)
+            optimizer.step()
+    return mean_metrics(history)
+
+
+def minibatches(batch: dict, num_minibatches: int, rng: np.random.Generator):
+    """All S steps of a batch, shuffled, in so many minibatches or fewer, of at least 32 steps."""
+    num_steps = len(batch["obs"])
+    num_minibatches = min(num_minibatches, max(1, num_steps // 32))
+    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
+    order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
+    for indices in order.tensor_split(num_minibatches):
+        yield {name: x[indices] for name, x in batch.items()}
 
 
 def train(args: Args) -> dict:
@@ -347,7 +346,7 @@ def train(args: Args) -> dict:
         print("The episodes that were under way start anew.")
     new_steps = args.num_envs * args.num_steps
     while progress.step + new_steps <= args.total_timesteps:
-        seed = [args.seed, RANK, progress.iteration]
+        seed = [args.seed, RANK, progress.iteration]  # so that a resumed run repeats it
         rng = np.random.default_rng(seed)
         np.random.seed(seed)
         steps = collect_steps(running, policy, args.num_steps, rng)  # by π_old ← π_θ
@@ -364,8 +363,10 @@ def train(args: Args) -> dict:
             gae_lambda=args.gae_lambda,
         )
         batch = make_batch(steps, advantages, returns, policy, args)
-        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
-        optimizer.param_groups[0]["lr"] = args.learning_rate * remaining
+        learning_rate = args.learning_rate
+        if args.anneal_lr:
+            learning_rate *= 1 - progress.step / args.total_timesteps
+        optimizer.param_groups[0]["lr"] = learning_rate
         metrics = update(policy, optimizer, batch, args, rng)
         explained = 1 - (returns - values).var() / returns.var()
         metrics["losses/explained_variance"] = explained
@@ -528,8 +529,8 @@ def average_over_processes(tensors) -> None:
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    Yields, time after time, the numbers of the B environments whose episode goes on, and of each
-    observation [D], action [A], reward, terminated, truncated: arrays of B rows. Actions are
+    At each time step, yields of the B environments whose episode goes on their numbers [B],
+    observations [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. Actions are
     sampled with rng; without, they are the likeliest.
     """
     members = np.arange(len(seeds))
@@ -546,6 +547,10 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         goes_on = ~(terminated | truncated)
         members = members[goes_on]
         next_obs = [o for o, on in zip(next_obs, goes_on) if on]
+
+
+def mean_metrics(history: list[dict]) -> dict[str, float]:
+    return {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
 
 
 def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
@@ -776,8 +781,8 @@ def check_args(args: Args) -> None:
     lowest = {"log_std_init": -20, "num_steps": 2}
     lowest |= dict.fromkeys(("total_timesteps", "num_envs", "update_epochs"), 1)
     lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
-    highest |= {"gamma": 1, "gae_lambda": 1}
+    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest |= {"gae_lambda": 1}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
