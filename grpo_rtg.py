@@ -374,8 +374,7 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
         seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
     else:
         seeds = rng.integers(2**31, size=len(envs))
-    time_steps = list(play(envs, policy, seeds, rng))
-    columns = [np.concatenate(column) for column in zip(*time_steps)]
+    columns = [np.concatenate(column) for column in zip(*play(envs, policy, seeds, rng))]
     by_episode = columns[0].argsort(kind="stable")  # and within it by time
     columns = [torch.from_numpy(column[by_episode]) for column in columns]
     members, obs, actions, rewards, terminated, truncated = columns  # of all S steps
@@ -386,7 +385,8 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
     ends = lengths.cumsum(dim=0)
     first_obs = obs[ends - lengths].view(*shape, -1)
     if seed_groups and (first_obs != first_obs[:, :1]).any():
-        raise UserError(f"{envs[0]} ignores reset(seed): fix it, or --no-seed-groups.")
+        why = "ignores reset(seed), or its constructor draws at random"
+        raise UserError(f"{envs[0]} {why}: fix that, or --no-seed-groups.")
     mask = torch.arange(lengths.max()) < lengths.view(*shape, 1)
     return Episodes(
         obs=obs,
