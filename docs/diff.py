@@ -6,22 +6,20 @@ python docs/diff.py
 import ast
 import difflib
 import re
-from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GRPO = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"]
 HEAD = """# The diff is the algorithm
 
 Written by `python docs/diff.py`; a test keeps it current, and another sees to it that nothing else
-differs. What does differ between two GRPO scripts is the docstring, the options and defaults tuned
-for the variant, `compute_advantages` with its helpers, and its one call.
+differs. What does differ between two GRPO scripts is the docstring, the options and defaults of the
+variant with their bounds, `compute_advantages` with its helpers, and the lines that call these.
 """
 
 
 def unified(one: str, other: str) -> str:
     texts = [(ROOT / name).read_text().splitlines() for name in (one, other)]
-    return "\n".join(difflib.unified_diff(*texts, one, other, n=1, lineterm=""))
+    return "\n".join(difflib.unified_diff(*texts, one, other, n=0, lineterm=""))
 
 
 def definitions(name: str) -> dict[str, str]:
@@ -33,8 +31,9 @@ def definitions(name: str) -> dict[str, str]:
 
 def page() -> str:
     parts = [HEAD]
-    for one, other in combinations(GRPO, 2):
-        parts.append(f"## diff {one} {other}\n\n```diff\n{unified(one, other)}\n```\n")
+    for other in ("grpo_process.py", "grpo_rtg.py"):
+        difference = unified("grpo_outcome.py", other)
+        parts.append(f"## diff grpo_outcome.py {other}\n\n```diff\n{difference}\n```\n")
     ours, ppo = definitions("grpo_rtg.py"), definitions("ppo.py")
     same = [name for name in ours if ours[name] == ppo.get(name)]
     both = [name for name in ours if name in ppo and name not in same]

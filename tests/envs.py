@@ -3,6 +3,8 @@
 Used as they are, or by their ids: "tests.envs:Countdown-v0".
 """
 
+import time
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -16,16 +18,18 @@ class Countdown(gym.Env):
 
     observation_space = spaces.Box(0, 100, (2,), np.float32)
     action_space = spaces.Discrete(2)
+    steps_taken_ever = 0
 
-    def __init__(self, how_it_ends="terminated", render_mode=None):
-        self.how_it_ends, self.steps_taken_ever = how_it_ends, 0
+    def __init__(self, how_it_ends="terminated"):
+        self.how_it_ends = how_it_ends
 
     def observe(self):
         return np.array([self.length, self.taken], np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.length, self.taken = int(self.np_random.integers(2, 9)), 0
+        self.length = int(self.np_random.integers(2, 9))
+        self.taken = 0
         return self.observe(), {}
 
     def step(self, action):
@@ -53,25 +57,21 @@ class IgnoresSeed(Countdown):
         return super().reset(seed=IgnoresSeed.starts)
 
 
-class TurnsNaN(Countdown):
-    """Observation or reward becomes NaN at the third step."""
+class NumpyRandom(Countdown):
+    """Draws from np.random when it is made, in steps, and if told so in resets."""
 
-    def __init__(self, what="reward", render_mode=None):
+    def __init__(self, in_resets=False):
         super().__init__()
-        self.what = what
+        self.in_resets = in_resets
+        self.offset = np.random.random()
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.length = 5
-        return self.observe(), {}
+        obs, info = super().reset(seed=seed)
+        return obs + np.random.random() if self.in_resets else obs, info
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        if self.taken == 3 and self.what == "observation":
-            obs = obs * np.nan
-        elif self.taken == 3:
-            reward = float("nan")
-        return obs, reward, *rest
+        return obs, reward * action + np.random.random() + self.offset, *rest
 
 
 def fail():
@@ -84,158 +84,232 @@ class Hostile(Countdown):
     Only from the given episode of an instance on.
     """
 
-    def __init__(self, what, episode=1, render_mode=None):
-        super().__init__()
-        self.what, self.episode, self.episodes = what, episode, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.length, self.episodes = 5, self.episodes + 1
-        if self.bad and self.what in self.reset_does:
-            return self.reset_does[self.what]()
-        return self.observe(), {}
-
-    def step(self, action):
-        result = super().step(action)
-        if self.bad and self.taken == 3 and self.what in self.step_does:
-            return self.step_does[self.what](*result)
-        return result
-
-    @property
-    def bad(self):
-        return self.episodes >= self.episode
-
     reset_does = {
         "reset raises": fail,
-        "reset returns a long observation": lambda: (np.zeros(3), {}),
         "reset returns no info": lambda: np.zeros(2),
         "reset returns infinity": lambda: (np.array([0, np.inf]), {}),
     }
     step_does = {
         "step raises": lambda *step: fail(),
         "step returns four": lambda *step: step[:4],
-        "step returns none": lambda *step: None,
         "observation nan": lambda obs, *rest: (obs * np.nan, *rest),
-        "observation infinite": lambda obs, *rest: (obs + np.inf, *rest),
         "observation long": lambda obs, *rest: (np.zeros(3), *rest),
-        "observation a number": lambda obs, *rest: (1.0, *rest),
         "observation of text": lambda obs, *rest: (np.array(["a", "b"]), *rest),
-        "reward nan": lambda obs, reward, *rest: (obs, np.float32("nan"), *rest),
         "reward infinite": lambda obs, reward, *rest: (obs, -np.inf, *rest),
         "reward none": lambda obs, reward, *rest: (obs, None, *rest),
         "reward of two": lambda obs, reward, *rest: (obs, np.zeros(2), *rest),
         "terminated of two": lambda obs, reward, over, *rest: (obs, reward, np.ones(2), *rest),
-        # what can be used is used
-        "harmless float64": lambda obs, *rest: (obs.astype(np.float64), *rest),
-        "harmless integers": lambda obs, *rest: (obs.astype(np.int8), *rest),
-        "harmless list": lambda obs, *rest: (obs.tolist(), *rest),
-        "harmless reward array": lambda obs, reward, *rest: (obs, np.array(reward), *rest),
-        "harmless integer flag": lambda obs, reward, over, *rest: (obs, reward, int(over), *rest),
-        "harmless numpy bool": lambda obs, reward, over, *rest: (
-            obs,
-            reward,
-            np.bool_(over),
-            *rest,
-        ),
     }
+    mended = False
+
+    def __init__(self, what, episode=1):
+        super().__init__()
+        self.what = what
+        self.good_episodes = episode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = 5
+        self.good_episodes -= 1
+        if self.good_episodes <= 0 and self.what in self.reset_does:
+            return self.reset_does[self.what]()
+        return self.observe(), {}
+
+    def step(self, action):
+        result = super().step(action)
+        bad = self.good_episodes <= 0 and self.taken == 3 and not self.mended
+        return self.step_does[self.what](*result) if bad and self.what in self.step_does else result
+
+
+class Unusual(Countdown):
+    """Five steps, each with types of its own that can be used."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = 5
+        return self.observe().tolist(), {}
+
+    def step(self, action):
+        obs, reward, terminated, *rest = super().step(action)
+        obs = [obs.tolist(), obs.astype(np.float64), obs.astype(np.int8), obs, obs][self.taken - 1]
+        reward = [int(reward), np.array(reward), np.array([reward]), reward, np.int8(reward)]
+        terminated = [int(terminated), np.bool_(terminated)][self.taken % 2]
+        return obs, reward[self.taken - 1], terminated, *rest
 
 
 class Target(gym.Env):
-    """One step; a Box action of shape (2, 1) within [-1, 3] pays minus its squared distance to 2.
-
-    Actions are recorded.
-    """
+    """One step; an action of shape (2, 1) within [-1, 3] pays minus its squared distance to 2."""
 
     observation_space = spaces.Dict(
         {"a": spaces.Box(-1, 1, (2, 2)), "b": spaces.Discrete(3, start=5)}
     )
     action_space = spaces.Box(np.float32(-1), np.float32(3), (2, 1), np.float32)
 
-    def __init__(self):  # no render_mode: Gymnasium asks for none, so neither may the scripts
-        self.actions = []
-
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return {"a": self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32), "b": 6}, {}
 
     def step(self, action):
-        self.actions.append(action)
         assert self.action_space.contains(action), action
-        obs, reward = {"a": np.zeros((2, 2), np.float32), "b": 5}, -((action - 2) ** 2).sum()
-        return obs, float(reward), True, False, {}
+        obs = {"a": np.zeros((2, 2), np.float32), "b": 5}
+        return obs, float(-((action - 2) ** 2).sum()), True, False, {}
 
 
 class FromFive(gym.Env):
-    """Actions are 5, 6, 7; 7 pays 1. Ten steps to an episode."""
+    """Actions are 5, 6, 7; 7 pays scale. Ten steps to an episode."""
 
     observation_space = spaces.Discrete(11)
     action_space = spaces.Discrete(3, start=5)
 
-    def __init__(self, render_mode=None):
-        pass
+    def __init__(self, scale=1.0):
+        self.scale = scale
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.taken = 0
-        return self.taken, {}
+        return self.observe(), {}
+
+    def observe(self):
+        return self.taken
+
+    def pay(self, action):
+        return self.scale * (action == 7)
 
     def step(self, action):
         assert self.action_space.contains(action), action
         self.taken += 1
-        return self.taken, float(action == 7), False, self.taken >= 10, {}
+        reward = float(self.pay(action))
+        return self.observe(), reward, False, self.taken >= 10, {}
 
 
-class OneStep(FromFive):
-    """Every episode is over after one step."""
+class Choices(FromFive):
+    """Pays the share of an action's choices that are the last one of theirs."""
+
+    kinds = {
+        "MultiDiscrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[5, 1], [0, -3]]),
+        "MultiBinary": spaces.MultiBinary((2, 1, 2)),
+    }
+
+    def __init__(self, kind):
+        self.action_space = self.kinds[kind]
+
+    def pay(self, action):
+        last = getattr(self.action_space, "nvec", 2) - 1 + getattr(self.action_space, "start", 0)
+        return (action == last).mean()
+
+
+class Match(FromFive):
+    """One step: see -1, 0 or 1, and answer with action 0, 1 or 2."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(3)
+
+    def observe(self):
+        self.shown = int(self.np_random.integers(3))
+        return np.array([self.shown - 1], np.float32)
 
     def step(self, action):
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, True, False, info
+        return np.zeros(1, np.float32), float(action == self.shown), True, False, {}
+
+
+class Dial(FromFive):
+    """A number from 0 to 1,000; it pays to be near 700."""
+
+    action_space = spaces.Box(0, 1000, (1,))
+
+    def pay(self, action):
+        return 1 - abs(action[0] - 700) / 700
+
+
+class Repeat(FromFive):
+    """Four numbers from -2 to 2 are shown; it costs not to repeat them."""
+
+    observation_space = spaces.Box(-2, 2, (4,))
+    action_space = spaces.Box(-2, 2, (4,))
+
+    def observe(self):
+        self.shown = self.np_random.uniform(-2, 2, 4).astype(np.float32)
+        return self.shown
+
+    def pay(self, action):
+        return -np.abs(action - self.shown).mean()
+
+
+class Picture(FromFive):
+    """Shows a square of bytes."""
+
+    observation_space = spaces.Box(0, 255, (6, 6, 3), np.uint8)
+
+    def observe(self):
+        return self.np_random.integers(256, size=(6, 6, 3), dtype=np.uint8)
+
+
+class Constant(FromFive):
+    """A column that varies between 0 and 10, and one that never does."""
+
+    observation_space = spaces.Box(0, 2000, (2,))
+
+    def observe(self):
+        return np.array([self.taken, 1000.1], np.float32)
+
+
+class Unknown(spaces.Space):
+    """A space that Gymnasium does not know, as MiniGrid's missions are."""
+
+
+class Odd(FromFive):
+    """Has a space that the scripts do not take."""
+
+    actions = {
+        "tuple of actions": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
+        "integer actions": spaces.Box(0, 9, (2,), np.int64),
+        "empty range": spaces.Box(np.float32([0, 1]), np.float32([1, 1])),
+    }
+    observations = {
+        "graph": spaces.Graph(spaces.Box(0, 1, (2,)), None),
+        "mission": spaces.Dict({"mission": Unknown(), "image": spaces.Box(0, 1, (2,))}),
+    }
+
+    def __init__(self, what):
+        self.action_space = self.actions.get(what, self.action_space)
+        self.observation_space = self.observations.get(what, self.observation_space)
+
+
+class Slow(FromFive):
+    """Its steps take a while."""
+
+    def step(self, action):
+        time.sleep(0.12)
+        return super().step(action)
+
+
+class Drawn(FromFive):
+    """Can be shown and filmed."""
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 30}
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
 
 
 class Endless(FromFive):
     """An episode that the environment never ends."""
 
-    observation_space = spaces.Box(-1, 1, (1,))
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
+    def observe(self):
+        return 0
 
     def step(self, action):
-        return np.zeros(1, np.float32), float(action == 7), False, False, {}
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
 
 
-class Scaled(FromFive):
-    """Its rewards times scale."""
-
-    def __init__(self, scale, render_mode=None):
-        self.scale = scale
-
-    def step(self, action):
-        obs, reward, *rest = super().step(action)
-        return obs, reward * self.scale, *rest
-
-
-class Unsupported(FromFive):
-    def __init__(self, what="action", render_mode=None):
-        if what == "action":
-            self.action_space = spaces.MultiDiscrete([2, 2])
-        else:
-            self.observation_space = spaces.Graph(spaces.Box(0, 1, (2,)), None)
-
-
-def register(env_id: str, env_class: type, max_episode_steps: int | None = 50, **kwargs) -> None:
-    gym.register(env_id, env_class, max_episode_steps=max_episode_steps, kwargs=kwargs)
-
-
-for env_class in (Countdown, ChooseLength, IgnoresSeed, Target, FromFive, TurnsNaN, OneStep):
-    register(f"{env_class.__name__}-v0", env_class)
-for what in Hostile.reset_does | Hostile.step_does:  # "step raises" is tests.envs:StepRaises-v0
-    register(f"{what.title().replace(' ', '')}-v0", Hostile, what=what)
-register("Late-v0", Hostile, what="step raises", episode=30)
-register("Huge-v0", Scaled, scale=1e12)
-register("Tiny-v0", Scaled, scale=1e-12)
-register("UnsupportedActions-v0", Unsupported)
-register("UnsupportedObs-v0", Unsupported, what="observation")
-register("Endless-v0", Endless, max_episode_steps=None)
-register("NoLimit-v0", Countdown, max_episode_steps=None)
+for env_class in (
+    *(Countdown, ChooseLength, IgnoresSeed, NumpyRandom, Hostile, Unusual, Target, FromFive),
+    *(Choices, Match, Dial, Repeat, Picture, Constant, Odd, Slow, Drawn, Endless),
+):
+    limit = None if env_class is Endless else 50
+    gym.register(f"{env_class.__name__}-v0", env_class, max_episode_steps=limit)

@@ -1,5 +1,5 @@
 """Independent oracle: the formulas of DeepSeekMath section 4.1 and of GAE as loops over plain
-Python floats, written from the equations alone, against what the four scripts compute.
+Python floats, written from the equations alone, against what the scripts compute.
 """
 
 import math
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_outcome
@@ -15,27 +15,23 @@ import grpo_process
 import grpo_rtg
 import ppo
 
-ACTION_SPACES = [pytest.param(Discrete(3), id="discrete"), pytest.param(Box(-2, 2, (2,)), id="box")]
 CLIP, KL_COEF, ENT_COEF, VF_COEF = 0.2, 0.3, 0.05, 0.7
 
 
-# ---- advantages: a group is a list of episodes, an episode a list of rewards
-# -----------------------------------------
+# ---- Advantages: a group is a list of episodes, an episode a list of rewards ----
+
+
 def mean(values):
     return sum(values) / len(values)
 
 
 def to_go(episode, gamma):
-    return [
-        sum(gamma ** (j - t) * episode[j] for j in range(t, len(episode)))
-        for t in range(len(episode))
-    ]
+    steps = range(len(episode))
+    return [sum(gamma ** (j - t) * episode[j] for j in steps[t:]) for t in steps]
 
 
 def normalize(values, baselines, norm_std):
-    """(value - baseline) / sample std; exactly 0 without spread, which is judged by the size of the
-    values.
-    """
+    """(value - baseline) / sample std; exactly 0 where the values have no spread for their size."""
     centred = [value - baseline for value, baseline in zip(values, baselines)]
     std = math.sqrt(sum(c * c for c in centred) / (len(centred) - 1))
     if std <= 1e-6 * max(abs(value) for value in values):
@@ -45,15 +41,12 @@ def normalize(values, baselines, norm_std):
 
 def normalize_steps(group, baselines, norm_std):
     """The same over all the steps of a group, given and returned episode by episode."""
-    values, baselines = (
-        [x for episode in nested for x in episode] for nested in (group, baselines)
-    )
-    scores = iter(normalize(values, baselines, norm_std))
+    scores = iter(normalize(sum(group, []), sum(baselines, []), norm_std))
     return [[next(scores) for _ in episode] for episode in group]
 
 
 def pooled_mean(group):
-    pooled = mean([x for episode in group for x in episode])
+    pooled = mean(sum(group, []))
     return [[pooled for _ in episode] for episode in group]
 
 
@@ -64,18 +57,16 @@ def outcome_oracle(group, gamma, norm_std):
 
 
 def process_oracle(group, gamma, norm_std):
-    return [
-        to_go(episode, gamma) for episode in normalize_steps(group, pooled_mean(group), norm_std)
-    ]
+    normalized = normalize_steps(group, pooled_mean(group), norm_std)
+    return [to_go(episode, gamma) for episode in normalized]
 
 
 def rtg_oracle(group, gamma, norm_std, baseline):
     returns = [to_go(episode, gamma) for episode in group]
     baselines = pooled_mean(returns)
     if baseline == "timestep":  # only the members still alive at t
-        baselines = [
-            [mean([g[t] for g in returns if len(g) > t]) for t in range(len(ep))] for ep in group
-        ]
+        means = [mean([x[t] for x in returns if len(x) > t]) for t in range(max(map(len, returns)))]
+        baselines = [means[: len(episode)] for episode in group]
     return normalize_steps(returns, baselines, norm_std)
 
 
@@ -88,9 +79,7 @@ VARIANTS = {
 
 
 def pad(groups, padding=99.0, dtype=torch.float32):
-    """Lists of episodes -> rewards [K, G, T], mask [K, G, T]; the padding is no reward and must
-    never count.
-    """
+    """Lists of episodes -> rewards [K, G, T], mask [K, G, T]; the padding must never count."""
     T = max(len(episode) for group in groups for episode in group)
     rewards = [[episode + [padding] * (T - len(episode)) for episode in group] for group in groups]
     mask = [[[t < len(episode) for t in range(T)] for episode in group] for group in groups]
@@ -98,9 +87,7 @@ def pad(groups, padding=99.0, dtype=torch.float32):
 
 
 def random_groups(seed):
-    """Dense, sparse or CartPole-like rewards (float32 values); no group has all its members equally
-    long.
-    """
+    """Dense, sparse or CartPole-like rewards, float32; no group's members are all equally long."""
     rng = np.random.default_rng(seed)
     K, G, T = rng.integers(1, 4), rng.integers(2, 6), rng.integers(2, 10)
     draw = [lambda n: rng.normal(0.5, 2, n), lambda n: rng.integers(0, 2, n), np.ones][seed % 3]
@@ -111,16 +98,14 @@ def random_groups(seed):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("norm_std", [True, False])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(21))
-def test_advantages_match_the_loops(variant, norm_std, gamma, seed):
+def test_advantages_match_the_loops(variant, norm_std, gamma):
     module, oracle, kwargs = VARIANTS[variant]
-    groups = random_groups(seed)
-    expected, _ = pad(
-        [oracle(group, gamma, norm_std, **kwargs) for group in groups], 0.0, torch.float64
-    )
-    advantages = module.compute_advantages(*pad(groups), gamma, norm_std, **kwargs)
-    # dtype and the zero padding too
-    torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
+    for seed in range(21):
+        groups = random_groups(seed)
+        expected = [oracle(group, gamma, norm_std, **kwargs) for group in groups]
+        expected, _ = pad(expected, 0.0, torch.float64)  # zeros in the padding
+        advantages = module.compute_advantages(*pad(groups), gamma, norm_std, **kwargs)
+        torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
 
 
 RTG_GROUP = [[5.0, 2.0], [-5.0, 7.0, -2.0]]  # to go with gamma = 1/2: 6 2 | -2 6 -2
@@ -146,216 +131,164 @@ def test_advantages_by_hand(variant):
         torch.testing.assert_close(advantages, expected / divisor, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_spread_gives_zero_and_a_small_spread_counts(variant):
-    module, _, kwargs = VARIANTS[variant]
-    rewards, mask = torch.full((1, 3, 4), 0.1), torch.ones(1, 3, 4, dtype=torch.bool)
-    # one float32 step up: rounding, not spread
-    rewards[0, 1] = torch.nextafter(rewards[0, 1], torch.tensor(1.0))
-    assert (module.compute_advantages(rewards, mask, 0.0, True, **kwargs) == 0).all()
-    rewards[0, 2, 0] += 1e-4  # a real difference counts in full
-    assert module.compute_advantages(rewards, mask, 0.0, True, **kwargs).abs().max() > 1
-    # an epsilon added to the standard deviation would show when the rewards are tiny
-    rewards, mask = pad(random_groups(0), dtype=torch.float64)
-    tiny, full = (
-        module.compute_advantages(c * rewards, mask, 0.9, True, **kwargs) for c in (1e-7, 1.0)
-    )
-    torch.testing.assert_close(tiny, full, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "module", [grpo_outcome, grpo_process, grpo_rtg], ids=lambda module: module.__name__
-)
 @pytest.mark.parametrize("loss_agg", ["trajectory", "step"])
-@pytest.mark.parametrize("seed", range(20))
-def test_step_weights(module, loss_agg, seed):
-    groups = random_groups(seed)
-    _, mask = pad(groups)
-    lengths = [[len(episode) for episode in group] for group in groups]
-    S, episodes = sum(map(sum, lengths)), len(groups) * len(groups[0])
-    weights = module.step_weights(mask, loss_agg)
-    assert weights.shape == mask.shape
-    for (
-        k,
-        g,
-        t,
-    ) in mask.nonzero().tolist():  # weight / S is what the step's x counts for in the aggregate
-        share = 1 / (episodes * lengths[k][g]) if loss_agg == "trajectory" else 1 / S
-        assert float(weights[k, g, t]) / S == pytest.approx(share, rel=1e-6)
+def test_weights_average_as_they_say(loss_agg):
+    """Eq. 3's 1/K Σ_k 1/G Σ_i 1/|o_i| Σ_t, or the mean over all steps."""
+    for seed in range(9):
+        groups = random_groups(seed)
+        values, mask = pad(groups, dtype=torch.float64)
+        weights = grpo_outcome.step_weights(mask, loss_agg)
+        by_trajectory = mean([mean([mean(episode) for episode in group]) for group in groups])
+        by_step = mean([x for group in groups for episode in group for x in episode])
+        expected = by_trajectory if loss_agg == "trajectory" else by_step
+        assert (weights * values)[mask].mean().item() == pytest.approx(expected, abs=1e-12)
+        assert weights[mask].mean().item() == pytest.approx(1)
 
 
-# ---- losses: values in float32 as in training; gradients in float64, by finite differences of the
-# loops --------------
-def rows(policy, obs):
-    """A row for each step: logits, or means and log standard deviations."""
-    log_std = [] if policy.discrete else policy.log_std.tolist()
-    return [row + log_std for row in policy(obs).tolist()]
+# ---- Losses: values in float32 as in training, gradients in float64, by differences ----
+
+# Each space with the numbers of options that an action's choices have.
+SPACES = {
+    "Discrete": (Discrete(3), [3]),
+    "MultiDiscrete": (MultiDiscrete([2, 4, 3]), [2, 4, 3]),
+    "MultiBinary": (MultiBinary(2), [2, 2]),
+    "Box": (Box(-2, 2, (2,)), []),
+}
 
 
-def log_prob_and_entropy(output, action):
-    """output: the policy's row for one step, logits or [mean, log_std]; action: an int or a list of
-    floats.
-    """
-    if isinstance(action, int):
-        log_z = math.log(sum(math.exp(logit) for logit in output))
-        return output[action] - log_z, -sum(
-            math.exp(logit - log_z) * (logit - log_z) for logit in output
-        )
-    dims = list(zip(action, output[: len(action)], output[len(action) :], strict=True))
-    log_prob = sum(
-        -0.5 * ((a - m) / math.exp(s)) ** 2 - s - 0.5 * math.log(2 * math.pi) for a, m, s in dims
-    )
-    return log_prob, sum(s + 0.5 * math.log(2 * math.pi * math.e) for _, _, s in dims)
+def gaussian(value, mean, log_std):
+    """Log-density at value, and entropy."""
+    z = (value - mean) / math.exp(log_std)
+    half_log_2pi = 0.5 * math.log(2 * math.pi)
+    return -0.5 * z * z - log_std - half_log_2pi, 0.5 + half_log_2pi + log_std
 
 
-def evaluate_steps(policy, batch):
-    """The batch as one dict of plain Python numbers per step, with the per-step terms of Eq. 3."""
+def categorical(choice, logits):
+    """Log-probability of choice, and entropy."""
+    log_z = math.log(sum(math.exp(x) for x in logits))
+    return logits[choice] - log_z, -sum(math.exp(x - log_z) * (x - log_z) for x in logits)
+
+
+def log_prob_and_entropy(policy, sizes, obs, actions):
+    """Pairs, one for each step: of an action's parts, each independent of the others, the sums."""
+    pairs = []
+    for row, action in zip(policy.net(obs).tolist(), actions.tolist(), strict=True):
+        if sizes:
+            logits = [row[i * max(sizes) :][:n] for i, n in enumerate(sizes)]
+            parts = map(categorical, action, logits)
+        else:
+            parts = map(gaussian, action, row, policy.log_std.tolist())
+        pairs.append(tuple(map(sum, zip(*parts))))
+    return pairs
+
+
+def terms(policy, sizes, batch):
+    """For each step of the batch the terms of the objective, as a dict of floats."""
+    pairs = log_prob_and_entropy(policy, sizes, batch["obs"], batch["actions"])
     steps = [dict(zip(batch, row)) for row in zip(*(column.tolist() for column in batch.values()))]
-    for step, output in zip(steps, rows(policy, batch["obs"])):
-        log_prob, step["entropy"] = log_prob_and_entropy(output, step["actions"])
-        step["ratio"] = ratio = math.exp(log_prob - step["log_probs"])
-        step["surrogate"] = min(
-            ratio * step["advantages"], min(max(ratio, 1 - CLIP), 1 + CLIP) * step["advantages"]
-        )
+    for step, (log_prob, entropy) in zip(steps, pairs, strict=True):
+        ratio = math.exp(log_prob - step["old_log_probs"])
+        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        step["surrogate"] = min(ratio * step["advantages"], clipped * step["advantages"])
         log_ref_ratio = step["ref_log_probs"] - log_prob
         step["kl"] = math.exp(log_ref_ratio) - log_ref_ratio - 1
+        step["approx_kl"] = ratio - 1 - math.log(ratio)
+        step["clipfrac"] = float(ratio != clipped)
+        step |= {"ratio": ratio, "entropy": entropy}
     return steps
 
 
-def grpo_loss_oracle(policy, batch):
-    steps = evaluate_steps(policy, batch)
-    surrogate, kl, entropy = (
-        mean([s["weights"] * s[x] for s in steps]) for x in ("surrogate", "kl", "entropy")
-    )
+def grpo_oracle(policy, sizes, batch):
+    """The loss and the metrics by Eq. 3 and 4."""
+    steps = terms(policy, sizes, batch)
+    names = ("surrogate", "kl", "entropy")
+    surrogate, kl, entropy = (mean([s["weights"] * s[name] for s in steps]) for name in names)
     metrics = {"policy_loss": -surrogate, "kl": kl, "entropy": entropy}
-    metrics["approx_kl"] = mean([s["ratio"] - 1 - math.log(s["ratio"]) for s in steps])
-    metrics["clipfrac"] = mean([abs(s["ratio"] - 1) > CLIP for s in steps])
+    metrics |= {name: mean([s[name] for s in steps]) for name in ("approx_kl", "clipfrac")}
     return -(surrogate - KL_COEF * kl + ENT_COEF * entropy), metrics
 
 
-def ppo_loss_oracle(policy, batch):
-    pairs = zip(evaluate_steps(policy, batch), policy.value(batch["obs"]).tolist(), strict=True)
-    value_loss = [(VF_COEF * 0.5 * (value - s["returns"]) ** 2, s) for s, value in pairs]
-    return mean([v - s["surrogate"] - ENT_COEF * s["entropy"] for v, s in value_loss]), {}
-
-
-def policy_and_batch(policy_class, action_space, dtype, seed, B=24):
-    """A policy away from its initialisation, which may leave outputs near zero, and steps with
-    ratios away from 1.
-    """
-    torch.manual_seed(seed)
-    policy = policy_class(Box(-5, 5, (3,)), action_space, hidden_size=4).to(dtype)
-    theta = parameters_to_vector(policy.parameters())
-    vector_to_parameters(0.5 * torch.randn_like(theta), policy.parameters())
-    obs = torch.randn(B, 3, dtype=dtype)
-    actions = (
-        torch.randint(3, (B,))
-        if isinstance(action_space, Discrete)
-        else torch.randn(B, 2, dtype=dtype)
-    )
-    log_probs = [log_prob_and_entropy(o, a)[0] for o, a in zip(rows(policy, obs), actions.tolist())]
-    noise = 0.5 * torch.randn(2, B, dtype=dtype)
-    log_probs, ref_log_probs = torch.tensor(log_probs, dtype=dtype) + noise
-    batch = {"obs": obs, "actions": actions, "log_probs": log_probs, "ref_log_probs": ref_log_probs}
-    batch |= {name: torch.randn(B, dtype=dtype) for name in ("advantages", "returns")}
-    return policy, batch | {"weights": 0.2 + torch.rand(B, dtype=dtype)}
+def ppo_oracle(policy, sizes, batch):
+    """The loss and the metrics by PPO's Eq. 9."""
+    steps = terms(policy, sizes, batch)
+    names = ("surrogate", "entropy", "approx_kl", "clipfrac")
+    metrics = {name: mean([s[name] for s in steps]) for name in names}
+    metrics["policy_loss"] = -metrics.pop("surrogate")
+    pairs = zip(policy.critic(batch["obs"]).tolist(), batch["returns"].tolist(), strict=True)
+    metrics["value_loss"] = mean([0.5 * (value - target) ** 2 for [value], target in pairs])
+    loss = metrics["policy_loss"] + VF_COEF * metrics["value_loss"] - ENT_COEF * metrics["entropy"]
+    return loss, metrics
 
 
 LOSSES = {
-    module.__name__: (module.grpo_loss, module.Policy, grpo_loss_oracle, (CLIP, KL_COEF, ENT_COEF))
-    for module in (grpo_outcome, grpo_process, grpo_rtg)
+    "grpo": (grpo_rtg.grpo_loss, grpo_rtg.Policy, grpo_oracle, (CLIP, KL_COEF, ENT_COEF)),
+    "ppo": (ppo.ppo_loss, ppo.ActorCritic, ppo_oracle, (CLIP, ENT_COEF, VF_COEF)),
 }
-LOSSES["ppo"] = (ppo.ppo_loss, ppo.ActorCritic, ppo_loss_oracle, (CLIP, ENT_COEF, VF_COEF))
+LOSSES_AND_SPACES = [*(("grpo", space) for space in SPACES), ("ppo", "Discrete"), ("ppo", "Box")]
 
 
-@pytest.mark.parametrize("script", LOSSES)
-@pytest.mark.parametrize("action_space", ACTION_SPACES)
-@pytest.mark.parametrize("seed", range(5))
-def test_loss_and_metrics(script, action_space, seed):
+def policy_and_batch(policy_class, space, seed, dtype=torch.float32, B=36):
+    """A policy away from its initialisation, where outputs are near 0, and ratios away from 1."""
+    torch.manual_seed(seed)
+    action_space, sizes = SPACES[space]
+    policy = policy_class(Box(-5, 5, (3,)), action_space, ppo.Args(hidden_size=4)).to(dtype)
+    theta = parameters_to_vector(policy.parameters())
+    vector_to_parameters(0.5 * torch.randn_like(theta), policy.parameters())
+    if dtype == torch.float64:  # though the policy makes its inputs float32
+        for net in (policy.net, getattr(policy, "critic", policy.net)):
+            net.register_forward_pre_hook(lambda _, args: args[0].double())
+    action_space.seed(seed)
+    actions = torch.tensor(np.array([action_space.sample() for _ in range(B)])).view(B, -1)
+    batch = {"obs": torch.randn(B, 3), "actions": actions}
+    pairs = log_prob_and_entropy(policy, sizes, **batch)
+    log_probs = torch.tensor([log_prob for log_prob, _ in pairs], dtype=dtype)
+    batch["old_log_probs"] = log_probs + 0.5 * torch.randn(B, dtype=dtype)
+    batch["ref_log_probs"] = log_probs + 0.5 * torch.randn(B, dtype=dtype)
+    batch["weights"] = 0.2 + torch.rand(B, dtype=dtype)
+    batch |= {name: torch.randn(B, dtype=dtype) for name in ("advantages", "returns")}
+    return policy, sizes, batch
+
+
+@pytest.mark.parametrize(("script", "space"), LOSSES_AND_SPACES)
+def test_loss_and_metrics(script, space):
     loss_fn, policy_class, oracle, coefs = LOSSES[script]
-    policy, batch = policy_and_batch(policy_class, action_space, torch.float32, seed)
-    loss, metrics = loss_fn(policy, batch, *coefs)
-    expected_loss, expected_metrics = oracle(policy, batch)
-    assert loss.item() == pytest.approx(expected_loss, rel=1e-5, abs=1e-5)
-    for name, expected in expected_metrics.items():
-        assert torch.as_tensor(metrics[name]).item() == pytest.approx(
-            expected, rel=1e-5, abs=1e-5
-        ), name
+    for seed in range(5):
+        policy, sizes, batch = policy_and_batch(policy_class, space, seed)
+        loss, metrics = loss_fn(policy, batch, *coefs)
+        expected_loss, expected = oracle(policy, sizes, batch)
+        assert loss.item() == pytest.approx(expected_loss, rel=1e-5, abs=1e-5)
+        metrics = {name.removeprefix("losses/"): x.item() for name, x in metrics.items()}
+        assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("script", LOSSES)
-@pytest.mark.parametrize("action_space", ACTION_SPACES)
-def test_loss_gradient(script, action_space, h=1e-6):
+@pytest.mark.parametrize(("script", "space"), LOSSES_AND_SPACES)
+def test_loss_gradient(script, space, h=1e-6):
     loss_fn, policy_class, oracle, coefs = LOSSES[script]
-    policy, batch = policy_and_batch(policy_class, action_space, torch.float64, seed=0)
-    # the batch must hold every case of the clipped surrogate: ratio below, inside, above; advantage
-    # of either sign
-    steps = evaluate_steps(policy, batch)
-    assert (
-        len({(s["ratio"] > 1 - CLIP, s["ratio"] > 1 + CLIP, s["advantages"] > 0) for s in steps})
-        == 6
-    )
+    policy, sizes, batch = policy_and_batch(policy_class, space, 0, torch.float64)
+    # Every case of the clipped surrogate: ratio below, inside, above; advantage of either sign.
+    steps = [(s["ratio"], s["advantages"]) for s in terms(policy, sizes, batch)]
+    assert len({(r > 1 - CLIP, r > 1 + CLIP, a > 0) for r, a in steps}) == 6
     loss, _ = loss_fn(policy, batch, *coefs)
     gradient = parameters_to_vector(torch.autograd.grad(loss, list(policy.parameters())))
     theta = parameters_to_vector(policy.parameters()).detach()
 
     def loss_at(parameters):
         vector_to_parameters(parameters, policy.parameters())
-        return oracle(policy, batch)[0]
+        return oracle(policy, sizes, batch)[0]
 
-    shifts = h * torch.eye(len(theta), dtype=theta.dtype)  # one row per parameter
+    shifts = h * torch.eye(len(theta)).double()  # one row per parameter
     expected = [(loss_at(theta + shift) - loss_at(theta - shift)) / (2 * h) for shift in shifts]
-    torch.testing.assert_close(
-        gradient, torch.tensor(expected, dtype=theta.dtype), rtol=1e-6, atol=1e-8
-    )
+    expected = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    "module", [grpo_outcome, grpo_process, grpo_rtg], ids=lambda module: module.__name__
-)
-@pytest.mark.parametrize("action_space", ACTION_SPACES)
-def test_kl_gradient_with_respect_to_the_policy_output(module, action_space):
-    policy, batch = policy_and_batch(module.Policy, action_space, torch.float64, seed=0)
-    batch["advantages"] = torch.zeros_like(batch["advantages"])
-    outputs = policy(batch["obs"]).detach().requires_grad_()
-    policy.register_forward_hook(lambda *_: outputs)  # the output itself becomes the variable
-    loss, _ = module.grpo_loss(policy, batch, CLIP, 1.0, 0.0)
-    log_std = [] if policy.discrete else [policy.log_std]
-    gradient, *log_std_gradient = torch.autograd.grad(loss, [outputs, *log_std])
-    columns = (batch[name].tolist() for name in ("actions", "ref_log_probs", "weights"))
-    through_log_std = [0.0, 0.0]  # a parameter of all steps: their sum
-    for row, output, action, ref_log_prob, weight in zip(
-        gradient.tolist(), rows(policy, batch["obs"]), *columns
-    ):
-        # d KL / d log pi_theta
-        slope = 1 - math.exp(ref_log_prob - log_prob_and_entropy(output, action)[0])
-        if isinstance(action, int):  # d log pi(a) / d logit_j = 1[j = a] - pi(j)
-            score = [(j == action) - math.exp(log_prob_and_entropy(output, j)[0]) for j in range(3)]
-        else:  # d log pi(a) / d mean = z / std, / d log_std = z^2 - 1, with z = (a - mean) / std
-            z = [(a - m) / math.exp(s) for a, m, s in zip(action, output[:2], output[2:])]
-            score = [zi / math.exp(s) for zi, s in zip(z, output[2:])]
-            through_log_std = [
-                sum_ + weight * slope * (zi * zi - 1) for sum_, zi in zip(through_log_std, z)
-            ]
-        assert row == pytest.approx(
-            [weight * slope * s / len(gradient) for s in score], rel=1e-9, abs=1e-12
-        )
-    for given in log_std_gradient:
-        assert given.tolist() == pytest.approx(
-            [x / len(gradient) for x in through_log_std], rel=1e-9, abs=1e-12
-        )
+# ---- GAE ----
 
 
-# ---- GAE
-# --------------------------------------------------------------------------------------------------
 def gae_oracle(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """One env's lists: the sum of discounted TD errors up to the episode's end, written out instead
-    of recursed.
-    """
-    deltas = [
-        r + gamma * nv * (not end) - v
-        for r, v, nv, end in zip(rewards, values, next_values, terminated)
-    ]
+    """One environment's lists: the sum of discounted TD errors up to the episode's end."""
+    columns = zip(rewards, values, next_values, terminated)
+    deltas = [r + gamma * nv * (not end) - v for r, v, nv, end in columns]
     advantages = []
     for t in range(len(deltas)):
         stop = done.index(True, t) + 1 if True in done[t:] else len(done)
@@ -365,20 +298,20 @@ def gae_oracle(rewards, values, next_values, terminated, done, gamma, gae_lambda
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(20))
-def test_gae_matches_the_loops(gae_lambda, gamma, seed):
-    rng = np.random.default_rng(seed)
-    T, N = rng.integers(1, 10), rng.integers(1, 4)
-    rewards, values, next_values = torch.tensor(rng.normal(size=(3, T, N)))  # [T, N] each
-    done = torch.tensor(rng.random((T, N)) < 0.35)
-    columns = (rewards, values, next_values, done & torch.tensor(rng.random((T, N)) < 0.5), done)
-    advantages, returns = ppo.compute_gae(*columns, gamma, gae_lambda)
-    per_env = [
-        gae_oracle(*(c[:, n].tolist() for c in columns), gamma, gae_lambda) for n in range(N)
-    ]
-    expected = torch.tensor(per_env, dtype=torch.float64).T
-    torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(returns, expected + values, rtol=1e-9, atol=1e-12)
+def test_gae_matches_the_loops(gae_lambda, gamma):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        T, N = rng.integers(1, 10), rng.integers(1, 4)
+        rewards, values, next_values = torch.tensor(rng.normal(size=(3, T, N)))  # [T, N] each
+        done = torch.tensor(rng.random((T, N)) < 0.35)
+        terminated = done & torch.tensor(rng.random((T, N)) < 0.5)
+        columns = (rewards, values, next_values, terminated, done)
+        advantages, returns = ppo.compute_gae(*columns, gamma, gae_lambda)
+        per_env = zip(*(column.T.tolist() for column in columns))
+        expected = [gae_oracle(*lists, gamma, gae_lambda) for lists in per_env]
+        expected = torch.tensor(expected, dtype=torch.float64).T
+        torch.testing.assert_close(advantages, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(returns, expected + values, rtol=1e-9, atol=1e-12)
 
 
 # Rewards 1 2 3, V = 4 2 6, V of what the last step led to 8, gamma = 1/2.
@@ -399,11 +332,8 @@ GAE_CASES = {  # terminated, done, lambda, advantages
 @pytest.mark.parametrize("case", GAE_CASES)
 def test_gae_by_hand(case):
     terminated, done, gae_lambda, expected = GAE_CASES[case]
-    # [3, 1]
-    floats = [
-        torch.tensor(x, dtype=torch.float32)[:, None] for x in ([1, 2, 3], [4, 2, 6], [2, 6, 8])
-    ]
-    flags = [torch.tensor(x, dtype=torch.bool)[:, None] for x in (terminated, done)]
-    advantages, returns = ppo.compute_gae(*floats, *flags, 0.5, gae_lambda)
+    columns = torch.tensor([[1.0, 2, 3], [4, 2, 6], [2, 6, 8]])[..., None]  # [3, 1] each
+    flags = torch.tensor([terminated, done], dtype=torch.bool)[..., None]
+    advantages, returns = ppo.compute_gae(*columns, *flags, 0.5, gae_lambda)
     assert advantages[:, 0].tolist() == expected  # exact in float32: all are binary fractions
     assert returns[:, 0].tolist() == [a + v for a, v in zip(expected, [4, 2, 6])]

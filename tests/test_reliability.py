@@ -9,259 +9,200 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
 from tests import child
-from tests.child import SCRIPTS, TINY
+from tests.child import SCRIPTS, TINY, both_kinds, contents, each_script, equal, only_run, read
 
-each_script = pytest.mark.parametrize("script", SCRIPTS)
-both_kinds = pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])  # which differ in more than Â
-RUN = ["--total-timesteps", 1500, "--norm-obs", "--eval-interval", 1, "--checkpoint-interval", 0]
+RUN = ["--total-timesteps", 900, "--norm-obs", "--eval-interval", 1, "--checkpoint-interval", 0]
 # π_ref is a policy of its own, so that a checkpoint without it would show
 REFERENCE = ["--kl-coef", 0.05, "--ref-update-interval", 5]
 RUN = {s: [*TINY[s], *RUN, *(REFERENCE if s != "ppo" else [])] for s in SCRIPTS}
 
 
-def curves(run_dir: Path) -> dict:
-    """The points (step, value) of each curve, less those that depend on the clock."""
-    # TensorBoard reads files by name, which has the second, the process and a count of its
-    # files: 10 before 9
-    for path in run_dir.glob("events.*"):
-        start, process, count = path.name.rsplit(".", 2)
-        path.rename(path.with_name(f"{start}.{process:0>9}.{count:0>9}"))
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    tags = set(events.Tags()["scalars"]) - {"charts/SPS"}
-    return {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in tags}
-
-
-def contents(run_dir: Path) -> dict:
-    """Every state in the run's files and every point of its curves, less times and options."""
-    files = {name: read(run_dir / f"{name}.pt") for name in ("model", "best", "checkpoint")}
-    for states in files.values():
-        del states["args"]
-    del files["checkpoint"]["seconds"]
-    return files | {"curves": curves(run_dir)}
-
-
-def read(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
-
-
-def equal(one, other) -> bool:
-    """Whether nested containers are equal, tensors to the bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
-def only_run() -> Path:
-    [run_dir] = Path("runs").iterdir()
-    return run_dir
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run that nothing interrupted, for each script."""
+    """The folder of a run that nothing interrupted, for each script and options."""
     runs = {}
 
-    def get(script):
-        if script not in runs:
+    def get(script, *options):
+        if (script, *options) not in runs:
             folder = tmp_path_factory.mktemp("finished")
-            assert child.run(script, *RUN[script], folder=folder) == 0
-            [runs[script]] = (folder / "runs").iterdir()
-        return runs[script]
+            assert child.run(script, *RUN[script], *options, folder=folder) == 0
+            runs[script, *options] = only_run(folder)
+        return runs[script, *options]
 
     return get
 
 
-KILLS = [("grpo_rtg", 3), ("ppo", 3)]
-KILLS += [pytest.param(script, 20, marks=pytest.mark.slow) for script in SCRIPTS]
+KILLS = [("grpo_rtg", [], 3), ("ppo", [], 3)]
+MANY = [(script, []) for script in SCRIPTS]
+MANY += [("grpo_rtg", ["--baseline", x]) for x in ("timestep", "group")]
+KILLS += [pytest.param(*case, 20, marks=pytest.mark.slow) for case in MANY]
 
 
-@pytest.mark.parametrize(("script", "kills"), KILLS)
-def test_kills_change_nothing(script, kills, finished, tmp_path):
-    """SIGKILL at random moments, resumed each time: the same to the bit, curves included."""
-    moments, command, resumed_at, completed = random.Random(0), RUN[script], [], 0
+@pytest.mark.parametrize(("script", "options", "kills"), KILLS)
+def test_kills_change_nothing(script, options, kills, finished, tmp_path):
+    """SIGKILL at random moments, resumed each time: the same to the bit, curves included.
+
+    ppo.py, whose episodes start anew, takes every iteration once.
+    """
+    moments, resumed_at, completed = random.Random(0), [], 0
+    command = [*RUN[script], *options]
     while len(resumed_at) < kills or not completed:
         process = child.start(script, *command, folder=tmp_path)
         if len(resumed_at) < kills:
-            before = iteration_in(tmp_path) if moments.random() < 0.8 else -2  # else go at once
-            wait_for(lambda: iteration_in(tmp_path) > before or not process.is_alive())  # noqa: B023
+            before = (
+                child.iteration_in(tmp_path) if moments.random() < 0.8 else -2
+            )  # else go at once
+            child.wait_for(lambda: child.iteration_in(tmp_path) > before or not process.is_alive())  # noqa: B023
             process.join(moments.uniform(0, 0.1))
             process.kill()
         process.join()
         if process.exitcode:
             assert process.exitcode == -signal.SIGKILL, (tmp_path / "err.txt").read_text()
-            resumed_at.append(iteration_in(tmp_path))
+            resumed_at.append(child.iteration_in(tmp_path))
             checkpoints = list(tmp_path.glob("runs/*/checkpoint.pt"))
-            command = [*RUN[script], *(["--resume", checkpoints[0]] if checkpoints else [])]
+            command = ["--resume", checkpoints[0]] if checkpoints else command
         else:
-            [run_dir] = [path.parent for path in tmp_path.glob("runs/*/checkpoint.pt")]
-            assert equal(contents(run_dir), contents(finished(script)))
-            completed, command = completed + 1, RUN[script]
+            one, other = contents(only_run(tmp_path)), contents(finished(script, *options))
+            if script == "ppo":
+                one, other = ([*x["curves"]["losses/entropy"]] for x in (one, other))
+            assert equal(one, other)
+            completed, command = completed + 1, [*RUN[script], *options]
             shutil.rmtree(tmp_path / "runs")
     print(f"{script}: resumed at iterations {resumed_at}; {completed} runs came out the same")
     assert len(set(resumed_at)) > kills / 4  # else the kills came too soon to show anything
 
 
-def iteration_in(folder: Path) -> int:
-    """Of the checkpoint of the run in this folder; -1 before there is one."""
-    checkpoints = list(folder.glob("runs/*/checkpoint.pt"))
-    return read(checkpoints[0])["iteration"] if checkpoints else -1
+def test_ppo_goes_on_from_its_checkpoint(cli):
+    """With its weights and its optimizer's state; two who resume it do the same, and it says so."""
+    assert cli("ppo", *TINY["ppo"], "--norm-obs", "--total-timesteps", 200)[0] == 0
+    saved = read(only_run() / "checkpoint.pt")
+    shutil.copytree("runs", "again/runs")
+    resume = ["--resume", only_run() / "checkpoint.pt", "--total-timesteps"]
+    status, out, _ = cli("ppo", *resume, 250)  # nothing is left to train
+    assert status == 0 and "The episodes that were under way start anew.\n" in out
+    resumed = read(only_run() / "checkpoint.pt")
+    assert all(equal(saved[name], resumed[name]) for name in ("policy", "optimizer"))
+    assert cli("ppo", *resume, 400)[0] == 0
+    os.chdir("again")
+    assert cli("ppo", *resume, 400)[0] == 0
+    assert equal(contents(only_run()), contents(only_run("..")))
+    assert read(only_run() / "checkpoint.pt")["progress"]["step"] == 384
 
 
-def wait_for(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-STOPS = [(script, "update", 0) for script in SCRIPTS]
+STOPS = [("grpo_outcome", "update", 0), ("grpo_process", "update", 0)]
 STOPS += [("grpo_rtg", "evaluate", 0), ("grpo_rtg", "save", 0), ("grpo_rtg", "update", 1000)]
 
 
 @pytest.mark.parametrize(("script", "function", "interval"), STOPS)
-def test_what_a_run_prints_makes_it_go_on_as_if_nothing_had_happened(
-    script, function, interval, cli, capsys, monkeypatch, finished
+def test_what_ctrl_c_prints_makes_a_run_go_on_as_if_nothing_had_happened(
+    script, function, interval, cli, monkeypatch, finished
 ):
     """Ctrl-C in the 8th update, evaluation or writing of a file, or before the 2nd checkpoint."""
     module, calls = importlib.import_module(script), itertools.count(1)
-    command, original = [*RUN[script], "--checkpoint-interval", interval], getattr(module, function)
-    writers = []
+    original = getattr(module, function)
 
     def interrupted(*args, **kwargs):
         if next(calls) == 8:
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    def recorded(*args, **kwargs):
-        writers.append(SummaryWriter(*args, **kwargs))
-        return writers[-1]
-
     monkeypatch.setattr(module, function, interrupted)
-    monkeypatch.setattr(module, "SummaryWriter", recorded)
-    with pytest.raises(KeyboardInterrupt):
-        cli(script, *command)
-    writers[0].close()  # the points after the last checkpoint reach the disk, too
-    said = re.search(r"^If it stops: the same command with (.+)$", capsys.readouterr().out, re.M)
-    assert (read(only_run() / "checkpoint.pt")["iteration"] > 3) == (interval == 0)
-    assert cli(script, *command, *said[1].split())[0] == 0
+    status, out, err = cli(script, *RUN[script], "--checkpoint-interval", interval)
+    command = re.search("^If it stops: (python .+)$", out, re.M)[1]
+    assert status == 130 and err.count(f"Stopped. To go on: {command}\n") == 1
+    assert (child.iteration_in(".") > 3) == (interval == 0)
+    assert cli(script, *command.split()[2:])[0] == 0
     assert equal(contents(only_run()), contents(finished(script)))
 
 
 def test_a_checkpoint_is_written_at_the_start_at_each_interval_and_at_the_end(cli, monkeypatch):
     module = importlib.import_module("grpo_rtg")
-    written, save = [], module.save
+    written, save, perf_counter = [], module.save, module.time.perf_counter
+    clock = itertools.count(0, 0.5)  # which is read twice or three times an iteration
 
-    def watched(path, args, **states):
-        written.extend([states["iteration"]] if path.name == "checkpoint.pt" else [])
-        save(path, args, **states)
+    def watched(path, args, states):
+        written.extend([states["progress"]["iteration"]] if path.name == "checkpoint.pt" else [])
+        save(path, args, states)
 
     monkeypatch.setattr(module, "save", watched)
-    cli("grpo_rtg", *TINY["grpo_rtg"], "--checkpoint-interval", 1000)
-    last = written[-1]
-    assert written == [0, last] and last > 3
-    written.clear()
-    cli("grpo_rtg", *TINY["grpo_rtg"], "--checkpoint-interval", 0)
-    assert written == [*range(last + 1), last]
-    written.clear()
-    clock = itertools.count(0, 0.5)  # which is read twice or three times an iteration
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    cli("grpo_rtg", *TINY["grpo_rtg"], "--checkpoint-interval", 2.4)
-    assert written[0] == 0 and written[-1] == last and 2 < len(written) < last
+    for interval, now in (1000, perf_counter), (0, perf_counter), (2.4, lambda: next(clock)):
+        written.clear()
+        monkeypatch.setattr(module.time, "perf_counter", now)
+        cli("grpo_rtg", *TINY["grpo_rtg"], "--checkpoint-interval", interval)
+        last = written[-1]
+        assert last > 3 and written[0] == 0
+        if interval == 2.4:
+            assert 2 < len(written) < last
+        else:
+            assert written == ([*range(last + 1), last] if interval == 0 else [0, last])
 
 
 @both_kinds
 def test_files_hold_what_is_promised(script, finished):
+    """And the optimizer is CleanRL's."""
     run_dir = finished(script)
     kinds = {path.name.partition(".")[2][:10] for path in run_dir.iterdir()}
     assert kinds == {"pt", "out.tfeven"}  # three and the curves
-    trained = ["policy", "optimizer"] if script == "ppo" else ["policy", "reference", "optimizer"]
-    progress = ["iteration", "step", "seconds", "recent", "best", "evaluated"]
-    progress += ["untrained", "eval_returns", "kept" if script == "ppo" else "rngs"]
-    assert list(read(run_dir / "checkpoint.pt")) == ["script", "args", *trained, *progress]
-    assert list(read(run_dir / "model.pt")) == ["script", "args", "policy"]
-    assert list(read(run_dir / "best.pt")) == ["script", "args", "policy"]
+    parts = ["policy", "reference", "optimizer", "regression", "progress"]
+    if script == "ppo":
+        parts = ["policy", "optimizer", "progress"]
+    checkpoint = read(run_dir / "checkpoint.pt")
+    assert list(checkpoint) == ["script", "args", *parts]
+    for name in ("model", "best"):
+        assert list(read(run_dir / f"{name}.pt")) == ["script", "args", "policy"]
+    [adam] = checkpoint["optimizer"]["param_groups"]
+    assert (*adam["betas"], adam["eps"], adam["weight_decay"]) == (0.9, 0.999, 1e-5, 0)
 
 
-@pytest.mark.parametrize(
-    ("script", "env_id"), [("grpo_rtg", "CartPole-v1"), ("ppo", "Pendulum-v1")]
-)
-def test_a_resumed_run_given_more_steps_is_the_longer_run(script, env_id, cli):
-    """At a constant learning rate. In Pendulum no episode ends, and actions are real numbers."""
-    command = [*TINY[script], "--env-id", env_id, "--no-anneal-lr", "--norm-obs"]
-    command += ["--max-episode-steps", 0 if script == "ppo" else 20]
-    assert cli(script, *command)[0] == 0
+def test_a_resumed_run_given_more_steps_is_the_longer_run(cli):
+    """At a constant learning rate; the seconds before the stop count."""
+    command = [*TINY["grpo_rtg"], "--no-anneal-lr", "--norm-obs", "--env-id", "Pendulum-v1"]
+    assert cli("grpo_rtg", *command)[0] == 0
     whole = only_run().rename("whole")
-    assert cli(script, *command, "--total-timesteps", 200)[0] == 0
-    assert read(only_run() / "checkpoint.pt")["step"] <= 200
+    assert cli("grpo_rtg", *command, "--total-timesteps", 200)[0] == 0
+    short = child.curves(only_run())
+    states = read(only_run() / "checkpoint.pt")
+    states["progress"]["seconds"] += 5000
+    torch.save(states, only_run() / "checkpoint.pt")
     resume = ["--resume", only_run() / "checkpoint.pt", "--total-timesteps", 400]
-    options = ["--env-id", env_id]  # all others are the checkpoint's
-    assert cli(script, *resume, *options)[0] == 0
+    assert cli("grpo_rtg", *resume)[0] == 0
+    assert 5000 < read(only_run() / "checkpoint.pt")["progress"]["seconds"] < 5060
     one, other = contents(whole), contents(only_run())
-    assert equal(one["model"], other["model"])
-    for tag, points in one["curves"].items():
-        extra = {"eval/episodic_return"}  # the first part ended with an evaluation, too
-        assert (
-            points == other["curves"][tag]
-            or tag in extra
-            and set(points) < set(other["curves"][tag])
-        )
-    assert cli(script, *resume, *options)[0] == 0  # nothing is left to train, and nothing changes
+    # the first part ended with an evaluation, too
+    one["curves"]["eval/episodic_return"] |= short["eval/episodic_return"]
+    assert equal(one["model"], other["model"]) and equal(one["curves"], other["curves"])
+    assert cli("grpo_rtg", *resume)[0] == 0  # nothing is left to train, and nothing changes
     assert equal(contents(only_run()), other)
-
-
-def test_options_beside_resume_are_heeded(cli):
-    assert cli("grpo_rtg", *TINY["grpo_rtg"], "--no-anneal-lr")[0] == 0
-    resume = ["--resume", only_run() / "checkpoint.pt", "--total-timesteps", 800]
-    assert cli("grpo_rtg", *resume, "--learning-rate", 1e-4)[0] == 0
-    rates = [rate for _, rate in curves(only_run())["charts/learning_rate"]]
-    default = importlib.import_module("grpo_rtg").Args().learning_rate
-    assert rates[0] == pytest.approx(default) and rates[-1] == pytest.approx(1e-4)
-    events = EventAccumulator(str(only_run())).Reload()
-    options = events.Tensors("hyperparameters/text_summary")
-    assert "learning_rate|0.0001" in str(options[-1]) and options[-1].step > 0
-    assert read(only_run() / "checkpoint.pt")["args"]["hidden_size"] == 8  # as it was at first
 
 
 @both_kinds
 def test_evaluation_changes_nothing_and_the_best_policy_is_kept(script, cli, monkeypatch):
-    """The third evaluation, the second of a policy that has learned, is made the best one."""
+    """The second evaluation is made the best one. None is made twice."""
     module = importlib.import_module(script)
     command = [*TINY[script], "--total-timesteps", 1500, "--norm-obs", "--max-episode-steps", 60]
     assert cli(script, *command)[0] == 0
-    assert len(curves(only_run())["eval/episodic_return"]) == 1  # at the end
+    assert len(child.curves(only_run())["eval/episodic_return"]) == 1  # at the end
     unevaluated = only_run().rename("unevaluated")
+    bonus, evaluate = iter([0, 500, *[0] * 99]), module.evaluate
     with monkeypatch.context() as patched:
-        bonus, evaluate = itertools.chain([0, 0, 500], itertools.repeat(0)), module.evaluate
         patched.setattr(module, "evaluate", lambda *x, **y: evaluate(*x, **y) + next(bonus))
-        assert cli(script, *command, "--eval-interval", 200)[0] == 0
+        status, out, _ = cli(script, *command, "--eval-interval", 200)
     assert equal(read(unevaluated / "model.pt")["policy"], read(only_run() / "model.pt")["policy"])
-    evaluations = curves(only_run())["eval/episodic_return"]
-    ends = [0, *(step for step, _ in curves(only_run())["charts/learning_rate"])]
-    due = {next(end for end in ends if end >= time) for time in range(0, ends[-1], 200)}
-    assert [step for step, _ in evaluations] == sorted({*due, ends[-1]})
-    best, last = max(mean for _, mean in evaluations), evaluations[-1][1]
-    assert read(only_run() / "checkpoint.pt")["best"] == best > last
-    play = ["--evaluate", only_run() / "best.pt", "--eval-episodes", 2]
-    assert f"return {best - 500:.2f} ±" in cli(script, *play)[1]
-
-
-def test_the_evaluation_of_the_last_step_is_not_made_twice(finished):
-    points = curves(finished("grpo_rtg"))
-    ends = [0, *(step for step, _ in points["charts/learning_rate"])]
-    assert [step for step, _ in points["eval/episodic_return"]] == ends
+    points = child.curves(only_run())
+    evaluations, ends = points["eval/episodic_return"], list(points["charts/learning_rate"])
+    due = {min(end for end in ends if end >= time) for time in range(200, ends[-1] + 1, 200)}
+    assert list(evaluations) == sorted({*due, ends[-1]})
+    assert out.count("Greedy evaluation") == len(evaluations)
+    best = max(evaluations.values())
+    assert best == list(evaluations.values())[1]
+    assert read(only_run() / "checkpoint.pt")["progress"]["best_return"] == best
+    assert f"return {best - 500:.2f} ±" in cli(script, "--evaluate", only_run() / "best.pt")[1]
 
 
 class TestDisk:
@@ -269,11 +210,10 @@ class TestDisk:
 
     def test_full_while_a_checkpoint_is_written(self, tmp_path):
         """Curves and model.pt fit, checkpoint.pt does not."""
-        command = [*TINY["grpo_rtg"], "--hidden-size", 32]
-        assert child.run("grpo_rtg", *command, folder=tmp_path) == 0
-        [run_dir] = (tmp_path / "runs").iterdir()
+        assert child.run("grpo_rtg", *TINY["grpo_rtg"], folder=tmp_path) == 0
+        run_dir = only_run(tmp_path)
         before = (run_dir / "checkpoint.pt").read_bytes()
-        command += ["--resume", run_dir / "checkpoint.pt", "--total-timesteps", 800]
+        command = ["--resume", run_dir / "checkpoint.pt", "--total-timesteps", 800]
         assert child.run("grpo_rtg", *command, folder=tmp_path, file_limit=20_000) == 1
         error = (tmp_path / "err.txt").read_text()
         assert "Traceback" in error and "OSError: [Errno 27] File too large" in error
@@ -287,8 +227,14 @@ class TestDisk:
         assert error.count("Traceback") == 1 and "File too large" in error
         assert not list(tmp_path.glob("runs/*/*.p*t"))
 
-
-UNFIT = "it is incomplete or unfit$"
+    def test_a_file_is_flushed_before_it_is_renamed(self, monkeypatch):
+        """Or a power cut could leave an empty one under the name of the one before."""
+        module, calls = importlib.import_module("grpo_rtg"), []
+        fsync, rename = os.fsync, Path.replace
+        monkeypatch.setattr(os, "fsync", lambda file: calls.append("fsync") or fsync(file))
+        monkeypatch.setattr(Path, "replace", lambda *x: calls.append("replace") or rename(*x))
+        module.save(Path("a.pt"), module.Args(), {})
+        assert calls == ["fsync", "replace"] and os.listdir() == ["a.pt"]
 
 
 class TestFiles:
@@ -297,47 +243,42 @@ class TestFiles:
     What is asked of it is one script's: load is the same in all.
     """
 
-    def refused(self, cli, path, why="", *args, script="grpo_rtg"):
-        for option in ("--evaluate", "--resume"):
+    UNFIT = "it is not whole, or of other options or another version of the script$"
+
+    def refused(self, cli, path, why=UNFIT, *args, script="grpo_rtg", options=None):
+        for option in options or ["--evaluate", "--resume"]:
             status, _, err = cli(script, option, path, *args)
             assert status == 2 and err.count("\n") == 1, err
-            assert re.match(f"{script}.py: Cannot use {path} here: {why}", err), err
+            assert err.startswith(f"{script}.py: Cannot use {path}: ")
+            assert re.search(why, err.strip()), err
         assert not Path("runs").exists()
 
+    @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # torch's, of a tensor
     def test_files_of_no_use(self, cli, finished):
         run_dir = finished("grpo_rtg")
         before = {path: path.read_bytes() for path in run_dir.iterdir()}
         whole = run_dir / "checkpoint.pt"
+        saved = read(whole)
         Path("folder.pt").mkdir()
         Path("text.pt").write_text("not a model")
         Path("empty.pt").write_text("")
         Path("truncated.pt").write_bytes(whole.read_bytes()[:-2000])
         torch.save(torch.zeros(3), "tensor.pt")
         torch.save({"weights": torch.zeros(3)}, "foreign.pt")
-        saved = read(whole)
-        torch.save(saved | {"args": saved["args"] | {"colour": 1}}, "unknown_option.pt")
         torch.save(saved | {"args": saved["args"] | {"hidden_size": 32}}, "another_network.pt")
         torch.save(saved | {"policy": {}}, "no_policy.pt")
-        self.refused(cli, "nowhere.pt", r".*No such file or directory")
-        self.refused(cli, "folder.pt", r".*Is a directory")
+        self.refused(cli, "nowhere.pt", "No such file or directory")
+        self.refused(cli, "folder.pt", "Is a directory")
         for name in ("text", "empty", "truncated", "tensor", "foreign"):
-            self.refused(
-                cli, f"{name}.pt", r"(it is incomplete or unfit|\[Errno 22\] Invalid argument)$"
-            )
-        self.refused(cli, "unknown_option.pt", UNFIT)
-        self.refused(cli, "another_network.pt", UNFIT)
-        self.refused(cli, "no_policy.pt", UNFIT)
-        self.refused(cli, whole, r"it is for CartPole-v1; .*--env-id$", "--env-id", "Acrobot-v1")
-        self.refused(cli, whole, UNFIT, "--hidden-size", 16)
+            self.refused(cli, f"{name}.pt", rf"{self.UNFIT}|\[Errno 22\] Invalid argument$")
+        self.refused(cli, "another_network.pt")
+        self.refused(cli, "no_policy.pt")
+        self.refused(cli, whole, self.UNFIT, "--env-id", "Acrobot-v1")
+        self.refused(cli, whole, self.UNFIT, "--hidden-size", 16)
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="ppo")
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="grpo_process")
-        assert cli("grpo_rtg", "--resume", run_dir / "model.pt")[0] == 2  # which has no optimizer
+        self.refused(cli, run_dir / "model.pt", options=["--resume"])  # which has no optimizer
         assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
-
-    def test_ppo_goes_on_with_as_many_environments(self, cli, finished):
-        path = finished("ppo") / "checkpoint.pt"
-        status, _, err = cli("ppo", "--resume", path, "--num-envs", 8)
-        assert status == 2 and "is of other --num-envs" in err and err.count("\n") == 1
 
     def test_a_strangers_file_runs_no_code(self, cli, finished, monkeypatch):
         class Attack:
@@ -345,7 +286,7 @@ class TestFiles:
                 return Path.touch, (Path("attacked"),)
 
         torch.save({"script": "grpo_rtg", "args": {}, "policy": Attack()}, "attack.pt")
-        self.refused(cli, "attack.pt", UNFIT)
+        self.refused(cli, "attack.pt")
         assert not Path("attacked").exists()
         # an environment of the file's choice would import a module of the file's choice
         Path("strange.py").write_text("from pathlib import Path\nPath('attacked').touch()\n")
@@ -353,22 +294,22 @@ class TestFiles:
         saved = read(finished("grpo_rtg") / "checkpoint.pt")
         saved["args"]["env_id"] = "strange:CartPole-v1"
         torch.save(saved, "attack.pt")
-        self.refused(cli, "attack.pt", "it is for strange:CartPole-v1; if you trust it, add that")
-        assert not Path("attacked").exists()
+        for option in ("--evaluate", "--resume"):
+            status, _, err = cli("grpo_rtg", option, "attack.pt")
+            assert status == 2 and not Path("attacked").exists()
+            sentence = "attack.pt imports strange:CartPole-v1: if you trust that, give it as --env"
+            assert sentence in err and err.count("\n") == 1
         trusted = ["--evaluate", "attack.pt", "--env-id", "strange:CartPole-v1"]
         assert cli("grpo_rtg", *trusted, "--eval-episodes", 1)[0] == 0 and Path("attacked").exists()
 
 
 @pytest.mark.slow
 def test_runs_that_start_at_once_have_folders_of_their_own(tmp_path):
-    command = RUN["grpo_rtg"]
-    processes = [child.start("grpo_rtg", *command, folder=tmp_path) for _ in range(3)]
+    processes = [child.start("grpo_rtg", *RUN["grpo_rtg"], folder=tmp_path) for _ in range(3)]
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
     runs = list((tmp_path / "runs").iterdir())
-    assert len(runs) == 3 and all(len(list(run.iterdir())) == 4 for run in runs)
-    assert all(equal(contents(run), contents(runs[0])) for run in runs)
+    assert len(runs) == 3 and all(equal(contents(run), contents(runs[0])) for run in runs)
 
 
 @pytest.mark.slow

@@ -2,67 +2,62 @@
 in one of them.
 """
 
-import re
 from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import grpo_rtg as grpo
-from tests.envs import ChooseLength, Countdown, FromFive, Hostile, IgnoresSeed, Target, TurnsNaN
+from tests.envs import ChooseLength, Countdown, Target
+
+SMALL = grpo.Args(hidden_size=8)
+SPACES = {
+    "Discrete": spaces.Discrete(4),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 4, 3]),
+    "Box": spaces.Box(-9, 9, (3,)),
+}
 
 
-def make_policy(env, **kwargs):
+def make_policy(env, **options):
     torch.manual_seed(0)
-    return grpo.Policy(env.observation_space, env.action_space, 8, **kwargs)
+    args = replace(SMALL, **options)
+    return grpo.Policy(env.observation_space, env.action_space, args)
 
 
-def collect(env_class, size=6, num_groups=2, seed=0, **kwargs):
-    envs = [env_class() for _ in range(size)]
-    episodes = grpo.collect_groups(
-        envs, make_policy(envs[0]), num_groups, np.random.default_rng(seed), **kwargs
-    )
-    return envs, episodes
+def policy_for(space, **options):
+    """For four numbers; its outputs differ from observation to observation."""
+    torch.manual_seed(0)
+    policy = grpo.Policy(spaces.Box(-1, 1, (4,)), space, replace(SMALL, **options))
+    torch.nn.init.normal_(policy.net[-1].weight)
+    return policy
+
+
+def collect(env_class, **kwargs):
+    """The environments and episodes of two groups of three."""
+    envs = [env_class() for _ in range(6)]
+    rng = np.random.default_rng(0)
+    return envs, grpo.collect_groups(envs, make_policy(envs[0]), 2, rng, **kwargs)
+
+
+def starts(episodes):
+    """The first observations [K, G, D]."""
+    lengths = episodes.mask.sum(dim=-1)
+    ends = lengths.flatten().cumsum(dim=0)
+    return episodes.obs[ends - lengths.flatten()].view(*lengths.shape, -1)
 
 
 def test_a_group_starts_equal_and_groups_differ():
-    envs = [gym.make("CartPole-v1") for _ in range(6)]
-    episodes = grpo.collect_groups(envs, make_policy(envs[0]), 2, np.random.default_rng(0))
-    starts = episodes.obs[:6].view(2, 3, 4)
-    assert (starts == starts[:, :1]).all() and (starts[0] != starts[1]).all()
+    _, episodes = collect(lambda: gym.make("CartPole-v1"))
+    first = starts(episodes)
+    assert first.shape == (2, 3, 4)
+    assert (first == first[:, :1]).all() and (first[0] != first[1]).all()
     assert episodes.mask.shape == episodes.rewards.shape and episodes.mask.shape[:2] == (2, 3)
     assert len(episodes.mask.sum(-1).unique()) > 1  # they differ by the actions they sampled
-
-
-def test_every_iteration_draws_fresh_seeds():
-    envs, rng = [gym.make("CartPole-v1") for _ in range(2)], np.random.default_rng(0)
-    first, second = (grpo.collect_groups(envs, make_policy(envs[0]), 1, rng) for _ in range(2))
-    assert (first.obs[0] != second.obs[0]).any()
-
-
-def test_without_seeded_groups_members_start_apart():
-    envs = [gym.make("CartPole-v1") for _ in range(6)]
-    episodes = grpo.collect_groups(
-        envs, make_policy(envs[0]), 2, np.random.default_rng(0), seed_groups=False
-    )
-    assert len(episodes.obs[:6].unique(dim=0)) == 6
-
-
-def test_the_same_seed_gives_the_same_rollout():
-    one, other, third = (collect(ChooseLength, seed=seed)[1] for seed in (0, 0, 1))
-    assert all(
-        torch.equal(getattr(one, name), getattr(other, name))
-        for name in ("obs", "actions", "rewards", "mask")
-    )
-    assert one.obs.shape != third.obs.shape or not torch.equal(one.obs, third.obs)
-
-
-def test_an_environment_that_ignores_its_seed_is_refused():
-    with pytest.raises(grpo.UserError, match=r"IgnoresSeed.* ignores reset.*--no-seed-groups"):
-        collect(IgnoresSeed)
-    assert collect(IgnoresSeed, seed_groups=False)[1] is not None
+    _, apart = collect(lambda: gym.make("CartPole-v1"), seed_groups=False)
+    assert len(starts(apart).flatten(0, 1).unique(dim=0)) == 6
 
 
 def test_only_living_environments_are_stepped():
@@ -73,16 +68,18 @@ def test_only_living_environments_are_stepped():
     assert len(episodes.obs) == len(episodes.actions) == lengths.sum()
 
 
-def test_flat_steps_and_padded_blocks_agree():
+@pytest.mark.parametrize("how_it_ends", ["terminated", "truncated"])
+def test_flat_steps_and_padded_blocks_agree(how_it_ends):
     """Countdown's observation is (length, steps taken) and pays 1, 2, …: every number is known."""
-    _, episodes = collect(Countdown)
-    lengths = episodes.obs[:6, 0].view(2, 3)
+    _, episodes = collect(lambda: Countdown(how_it_ends))
+    lengths = starts(episodes)[..., 0]  # [K, G]
     t = torch.arange(episodes.mask.shape[-1])
     assert torch.equal(episodes.mask, t < lengths[..., None])
     assert torch.equal(episodes.rewards, (t + 1.0).double() * episodes.mask)
-    flat_lengths = episodes.flatten(lengths[..., None].expand(episodes.mask.shape))
+    flat_lengths = lengths[..., None].expand(episodes.mask.shape)[episodes.mask]
     assert torch.equal(episodes.obs[:, 0], flat_lengths)
-    assert torch.equal(episodes.flatten(episodes.rewards), episodes.obs[:, 1] + 1.0)
+    assert torch.equal(episodes.rewards[episodes.mask], episodes.obs[:, 1] + 1.0)
+    assert (episodes.truncated == (how_it_ends == "truncated")).all()
 
 
 def test_a_batch_has_each_steps_own_numbers():
@@ -90,23 +87,22 @@ def test_a_batch_has_each_steps_own_numbers():
     envs, episodes = collect(ChooseLength)
     policy, reference = make_policy(envs[0]), make_policy(envs[0])
     torch.nn.init.normal_(reference.net[-1].weight)
-    advantages, weights = (
-        torch.randn(episodes.mask.shape),
-        grpo.step_weights(episodes.mask, "trajectory"),
-    )
+    advantages = torch.randn(episodes.mask.shape)
+    weights = grpo.step_weights(episodes.mask, "trajectory")
     args = grpo.Args(loss_agg="trajectory", ref_update_interval=0)
     batch = grpo.make_batch(episodes, advantages, policy, reference, args)
-    steps = episodes.mask.flatten(0, 1).T.nonzero()  # time and member, in the order of obs
-    for i, (t, member) in enumerate(steps.tolist()):
-        k, g = divmod(member, 3)
+    steps = episodes.mask.nonzero().tolist()  # by group, member and time: the order of obs
+    for i, (k, g, t) in enumerate(steps):
         assert batch["advantages"][i] == advantages[k, g, t]
         assert batch["weights"][i] == weights[k, g, t].float()
-    for name, network in (("log_probs", policy), ("ref_log_probs", reference)):
-        expected = network(episodes.obs).log_softmax(-1)[range(len(steps)), episodes.actions]
+    actions = episodes.actions[:, 0]
+    for name, network in (("old_log_probs", policy), ("ref_log_probs", reference)):
+        logits = network.outputs(episodes.obs)[:, 0]
+        expected = logits.log_softmax(-1)[range(len(steps)), actions]
         torch.testing.assert_close(batch[name], expected.detach())
     args.ref_update_interval = 1  # π_ref is then π_old
     batch = grpo.make_batch(episodes, advantages, policy, policy, args)
-    assert batch["ref_log_probs"] is batch["log_probs"]
+    assert batch["ref_log_probs"] is batch["old_log_probs"]
 
 
 @pytest.mark.parametrize(("interval", "pattern"), [(0, "=≠≠≠≠"), (1, "====="), (2, "=≠=≠=")])
@@ -127,85 +123,56 @@ def test_the_reference_is_renewed_before_sampling(interval, pattern, monkeypatch
     assert seen == pattern
 
 
-def test_log_probs_of_the_batch_are_those_that_sampled():
-    """Frequencies of sampled actions against the softmax of the logits, 5 standard errors."""
-    torch.manual_seed(0)
-    policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(4), 8)
-    torch.nn.init.normal_(policy.net[-1].weight, std=0.5)
-    obs = np.tile(np.float32([0.3, -0.2, 0.9]), (20_000, 1))
-    actions = torch.from_numpy(policy.sampler(np.random.default_rng(0))(obs))
+@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete"])
+def test_log_probs_are_those_of_the_actions_sampled(kind):
+    """Frequencies of sampled choices against the softmax of the logits, 5 standard errors."""
+    space = SPACES[kind]
+    policy = policy_for(space)
+    obs = np.tile(np.float32([0.3, -0.2, 0.9, 0.1]), (20_000, 1))
+    actions = torch.from_numpy(policy.act(obs, np.random.default_rng(0)))
     with torch.no_grad():
-        p = policy.log_prob_and_entropy(torch.from_numpy(obs[:4]), torch.arange(4))[0].exp()
-    error = (actions.bincount(minlength=4) / 20_000 - p).abs()
-    assert (error < 5 * (p * (1 - p) / 20_000).sqrt()).all() and p.min() > 0.01
-    assert policy.sampler(None)(obs[:1])[0] == p.argmax()
+        choices = policy(torch.from_numpy(obs[:1])).base_dist.probs[0]  # [A, C]
+        likeliest = policy.act(obs[:1])
+        joint = policy.log_probs(torch.from_numpy(obs), actions)
+    for choice, (p, options) in enumerate(zip(choices, grpo.num_options(space))):
+        frequencies = actions[:, choice].bincount(minlength=len(p)) / 20_000
+        assert ((frequencies - p).abs() <= 5 * (p * (1 - p) / 20_000).sqrt()).all()
+        assert likeliest[0, choice] == p.argmax() and (p > 0.01).sum() == options
+    expected = torch.stack([choices[i, actions[:, i]].log() for i in range(len(choices))]).sum(0)
+    torch.testing.assert_close(joint, expected)
 
 
 @pytest.mark.parametrize("norm_obs", [False, True])
-@pytest.mark.parametrize(
-    "space", [gym.spaces.Discrete(3), gym.spaces.Box(-9, 9, (3,))], ids=["Discrete", "Box"]
-)
-def test_the_sampler_has_the_policys_network(space, norm_obs):
-    """Greedy actions against forward(); changed weights reach the next sampler, not this one."""
-    policy, obs = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), space, 8, norm_obs), torch.randn(50, 4)
-    torch.nn.init.normal_(policy.net[-1].weight)
-    torch.nn.init.normal_(policy.net[0].bias)
-    policy.update_obs_stats(3 * obs + 1)
-    old = policy.sampler(None)
+@pytest.mark.parametrize("kind", SPACES)
+def test_what_acts_is_what_forward_says(kind, norm_obs):
+    """Greedy actions against forward, after a change of the weights and of an activation, too."""
+    policy, obs = policy_for(SPACES[kind], norm_obs=norm_obs), torch.randn(50, 4)
+    policy.obs_stats.update(3 * obs + 1)
     for _ in range(2):
-        outputs = policy(obs).detach().numpy()
-        expected = outputs.argmax(1) if policy.discrete else outputs
-        given = policy.sampler(None)(obs.numpy())
-        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
-        with torch.no_grad():
-            policy.net[0].weight.neg_()
-    assert not np.allclose(old(obs.numpy()), expected)
+        expected = policy(obs).mean if kind == "Box" else policy(obs).mode
+        np.testing.assert_allclose(policy.act(obs.numpy()), expected.detach(), rtol=1e-4, atol=1e-5)
+        policy.net[0].weight.data.neg_()
+        policy.net[1] = policy.net[3] = torch.nn.ReLU()
 
 
-def test_the_sampler_heeds_another_activation():
-    """As of who copies a file and changes mlp: what samples stays what is differentiated."""
-    policy = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Box(-9, 9, (3,)), 8)
-    obs = torch.randn(50, 4)
-    torch.nn.init.normal_(policy.net[-1].weight)
-    policy.net[1] = policy.net[3] = torch.nn.ReLU()
-    given, expected = policy.sampler(None)(obs.numpy()), policy(obs).detach().numpy()
-    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_log_probs_of_a_long_rollout_are_those_of_its_steps():
-    policy, obs = (
-        grpo.Policy(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(3), 8),
-        torch.randn(9000, 4),
-    )
-    actions, whole = torch.arange(9000) % 3, policy(obs).log_softmax(-1)
-    log_probs = policy.log_probs(obs, actions)
-    assert not log_probs.requires_grad
-    torch.testing.assert_close(log_probs, whole[torch.arange(9000), actions].detach())
-
-
-def test_discrete_actions_count_from_the_spaces_start():
-    _, episodes = collect(lambda: gym.wrappers.FlattenObservation(FromFive()))
-    assert set(episodes.actions.tolist()) == {0, 1, 2}
-    assert torch.equal(episodes.flatten(episodes.rewards), (episodes.actions == 2).double())
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
-def test_discrete_actions_have_the_spaces_type(dtype):
-    space = gym.spaces.Discrete(3, start=5, dtype=dtype)
-    policy = grpo.Policy(gym.spaces.Box(-1, 1, (4,)), space, 8)
-    actions = policy.sampler(np.random.default_rng(0))(np.zeros((9, 4), np.float32))
-    assert actions.dtype == np.int64
-    assert all(space.contains(action) for action in policy.to_env(actions))
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(3, start=5, dtype=dtype) for dtype in (np.int64, np.int32, np.uint8)]
+    + [spaces.MultiDiscrete([[2, 3]], dtype=np.int16, start=[[4, -1]]), spaces.MultiBinary((2, 2))],
+    ids=str,
+)
+def test_actions_have_the_spaces_type_and_shape(space):
+    actions = policy_for(space).act(np.zeros((9, 4), np.float32), np.random.default_rng(0))
+    assert all(space.contains(action) for action in grpo.to_env(actions, space))
 
 
 def test_box_actions_are_clipped_at_the_door_only():
     """The environment sees its bounds and shape; log-probabilities are of the unclipped sample."""
     env = gym.wrappers.FlattenObservation(Target())
-    policy = make_policy(env)
-    policy.log_std.data.fill_(2.0)
+    policy = make_policy(env, log_std_init=2.0)
     obs = np.zeros((200, env.observation_space.shape[0]), np.float32)
-    actions = policy.sampler(np.random.default_rng(0))(obs)
-    given = policy.to_env(actions)
+    actions = policy.act(obs, np.random.default_rng(0))
+    given = grpo.to_env(actions, env.action_space)
     assert actions.shape == (200, 2) and given[0].shape == (2, 1) and given[0].dtype == np.float32
     assert actions.min() < -1 and actions.max() > 3
     assert np.array_equal(np.stack(given)[..., 0], actions.clip(-1, 3))
@@ -213,92 +180,57 @@ def test_box_actions_are_clipped_at_the_door_only():
     assert abs(actions.mean()) < 5 * np.e**2 / 20
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
-def test_nan_is_refused_once_a_rollout(what):
-    with pytest.raises(grpo.UserError, match=r"TurnsNaN.* gives .* that are not finite"):
-        collect(lambda: TurnsNaN(what))
+def test_statistics_of_merged_batches_are_as_of_one():
+    generator = torch.Generator().manual_seed(0)
+    everything = torch.randn(9000, 3, generator=generator) * torch.tensor([1.0, 10, 0.1]) + 5
+    stats = grpo.RunningMeanVar(3)
+    for batch in everything.split([10, 990, 8000]):
+        stats.update(batch)
+    assert torch.allclose(stats.mean, everything.double().mean(0))
+    assert torch.allclose(stats.var, everything.double().var(0, correction=0))
+    normal = stats.normalize(everything)
+    assert normal.mean(0).abs().max() < 1e-3 and (normal.std(0) - 1).abs().max() < 1e-3
+    assert stats.normalize(1e6 * everything).unique().tolist() == [-10, 10]
 
 
-def test_what_an_environment_raises_is_noted_with_seed_step_and_action():
-    envs = [Hostile("step raises"), Hostile("step raises")]
-    seed = np.random.default_rng(0).integers(2**31, size=1)[0]
-    with pytest.raises(RuntimeError, match="the simulator") as raised:
-        grpo.collect_groups(envs, make_policy(envs[0]), 1, np.random.default_rng(0))
-    [note] = raised.value.__notes__
-    assert re.fullmatch(rf"<Hostile.*>: reset\(seed={seed}\), step 3: [01]", note)
-    envs = [Hostile("reset raises")]
-    with pytest.raises(RuntimeError, match="the simulator") as raised:
-        grpo.play_episodes(envs, make_policy(envs[0]), [7])
-    assert re.fullmatch(r"<Hostile.*>: reset\(seed=7\), step 0: None", raised.value.__notes__[0])
+def test_statistics_matter_only_with_norm_obs():
+    obs = torch.randn(50, 4)
+    for norm_obs in (False, True):
+        policy = policy_for(SPACES["Box"], norm_obs=norm_obs)
+        before = policy.outputs(obs)
+        policy.obs_stats.update(3 * obs + 1)
+        assert torch.equal(before, policy.outputs(obs)) == (not norm_obs)
 
 
-class TestObservationStatistics:
-    batches = (
-        torch.randn(3, 50, 3, generator=torch.Generator().manual_seed(0))
-        * torch.tensor([1.0, 10, 0.1])
-        + 5
-    )
-
-    def make(self):
-        return grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 8, norm_obs=True)
-
-    def test_merged_batches_are_as_one(self):
-        policy = self.make()
-        for batch in self.batches.split([1, 2]):
-            policy.update_obs_stats(batch.flatten(0, 1))
-        everything = self.batches.flatten(0, 1)
-        assert torch.allclose(policy.obs_mean, everything.mean(0), rtol=1e-5)
-        assert torch.allclose(policy.obs_var, everything.var(0, correction=0), rtol=1e-4)
-        normal = policy.normalize(everything)
-        assert normal.mean(0).abs().max() < 1e-3 and (normal.std(0) - 1).abs().max() < 1e-2
-        assert policy.normalize(1e6 * everything).unique().tolist() == [-10, 10]
-
-    def test_off_means_off(self):
-        policy = grpo.Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 8)
-        policy.update_obs_stats(self.batches[0])
-        assert torch.equal(policy.normalize(self.batches[1]), self.batches[1])
-
-    def test_they_are_saved_with_the_policy(self):
-        policy, other = self.make(), self.make()
-        policy.update_obs_stats(self.batches[0])
-        other.load_state_dict(policy.state_dict())
-        assert torch.equal(other(self.batches[1]), policy(self.batches[1]))
-
-
-class TestEvaluate:
+def test_evaluate():
+    """45 episodes in 20 environments: number i is that of reset(seed=seed + i)."""
     args = grpo.Args(env_id="tests.envs:ChooseLength-v0", eval_episodes=45)
-
-    def test_episodes_and_seeds(self):
-        """45 episodes in 20 environments: episode i is that of reset(seed=seed + i), however they
-        are dealt out.
-        """
-        env = ChooseLength()
-        policy = make_policy(env)
-        policy.net[-1].bias.data = torch.tensor([9.0, 0.0])  # never ends early
-        lengths = [env.reset(seed=7 + i)[0][0] for i in range(45)]
-        expected = [sum(range(1, int(length) + 1)) for length in lengths]
-        assert grpo.evaluate(policy, self.args, seed=7).tolist() == expected
-
-    def test_greedy_and_sampled(self):
-        policy = make_policy(ChooseLength())
-        policy.net[-1].bias.data = torch.tensor([0.1, 0.0])
-        greedy, again = (grpo.evaluate(policy, self.args) for _ in range(2))
-        sampled, same = (grpo.evaluate(policy, replace(self.args, greedy=False)) for _ in range(2))
-        assert (greedy == again).all() and (sampled == same).all()
-        assert sampled.mean() < greedy.mean()
+    env = ChooseLength()
+    policy = make_policy(env)
+    policy.net[-1].bias.data = torch.tensor([0.1, 0.0])  # action 1 ends an episode
+    lengths = [env.reset(seed=7 + i)[0][0] for i in range(45)]
+    greedy = grpo.evaluate(policy, args, seed=7)
+    assert greedy.tolist() == [sum(range(1, int(length) + 1)) for length in lengths]
+    args.greedy = False
+    sampled, same = (grpo.evaluate(policy, args, seed=7) for _ in range(2))
+    assert (sampled == same).all() and sampled.mean() < greedy.mean()
 
 
 def test_spaces_are_flattened_only_where_needed():
-    assert not isinstance(grpo.make_env("CartPole-v1"), gym.wrappers.FlattenObservation)
+    assert not isinstance(grpo.make_env(grpo.Args()), gym.wrappers.FlattenObservation)
     for env_id, size in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("tests.envs:Target-v0", 7)):
-        env = grpo.make_env(env_id)
+        env = grpo.make_env(grpo.Args(env_id=env_id))
         assert env.observation_space.shape == (size,) == env.reset(seed=0)[0].shape
 
 
-@pytest.mark.parametrize(
-    ("env_id", "option", "limit"),
-    [("CartPole-v1", 0, 500), ("CartPole-v1", 7, 7), ("CartPole-v1", 600, 600)],
-)
+LIMITS = [("CartPole-v1", 0, 500), ("CartPole-v1", 7, 7), ("CartPole-v1", 600, 600)]
+LIMITS += [("tests.envs:Endless-v0", 0, 1000), ("tests.envs:Endless-v0", 5, 5)]
+
+
+@pytest.mark.parametrize(("env_id", "option", "limit"), LIMITS)
 def test_episodes_are_cut(env_id, option, limit):
-    assert grpo.make_env(env_id, option).spec.max_episode_steps == limit
-    assert grpo.make_env("tests.envs:NoLimit-v0").spec.max_episode_steps == 1000
+    env = grpo.make_env(grpo.Args(env_id=env_id, max_episode_steps=option))
+    assert env.spec.max_episode_steps == limit
+    env.reset(seed=0)
+    if "Endless" in env_id:
+        assert [env.step(5)[3] for _ in range(limit)] == [False] * (limit - 1) + [True]

@@ -16,11 +16,10 @@ environment, CleanRL's ppo.py or ppo_continuous_action.py.
 
 A training return is the mean of the last 100 training episodes' returns, undiscounted and not
 normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it
-first was the threshold, counted from the first environment step; start_up is the time before that
-(this project's scripts play ten episodes in it). This project's episodes count when their rollout
-is complete. seconds is the whole training, peak the MiB of memory until its end. greedy is the mean
-of 100 episodes after it, with the likeliest actions. curve has (steps, seconds, training return) at
-each 50th of the budget.
+first was the threshold, counted from the first environment step; start_up is the time before that.
+This project's episodes count when their rollout is complete. seconds is the whole training, peak
+the MiB of memory until its end. greedy is the mean of 100 episodes after it, with the likeliest
+actions. curve has (steps, seconds, training return) at each 50th of the budget.
 
 CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
 steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no

@@ -20,6 +20,7 @@ from math import prod
 from statistics import median
 
 import boxes
+import studies
 
 CSV = boxes.CSV.with_name("defaults.csv")
 ENVIRONMENTS = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3")
@@ -27,8 +28,8 @@ ENVIRONMENTS = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3")
 
 def candidates() -> list[str]:
     """Scripts with their flags."""
-    from studies import grpo, ppo
-
+    grpo = studies.grpo
+    ppo = studies.ppo
     rtg = "grpo_rtg.py --gamma 0.99 --baseline timestep"
     gae = "ppo.py --gamma 0.99 --clip-coef 0.2"
     return [
@@ -124,6 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     jobs = [boxes.Job(env, x, n) for n in args.seeds for x in candidates() for env in ENVIRONMENTS]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
+    jobs = [job for job in jobs if not studies.is_over(job.command)]
     failed = None if args.table else boxes.run_missing(jobs, CSV, args.jobs)
     print(table(boxes.read(CSV)))
     if failed:

@@ -10,12 +10,8 @@ evaluation.
 
 import argparse
 import importlib
-import os
 import sys
 from pathlib import Path
-
-# as in the scripts: another order of sums is another episode
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 
@@ -35,22 +31,28 @@ def main() -> None:
     path = parser.parse_args().model
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)
-        script, env_id = states["script"], states["args"]["env_id"]
+        env_id = states["args"]["env_id"]
         if env_id in ENV_IDS:
-            script = importlib.import_module(script)
-            policy, _ = load_policy(script, path, env_id)
+            script = importlib.import_module(states["script"])
+            policy, args = load_policy(script, path)
     except Exception as error:  # torch.load alone raises half a dozen kinds
         parser.error(f"cannot read {path} ({type(error).__name__})")
     if env_id not in ENV_IDS:
         parser.error(f"{path} was trained on {env_id}, not on {' or '.join(ENV_IDS)}")
-    envs = [script.make_env(env_id) for _ in range(20)]
-    episodes = script.play_episodes(envs, policy, list(range(10**9, 10**9 + 20)))
-    members, times = torch.meshgrid(*map(torch.arange, episodes.mask.shape[1:]), indexing="ij")
-    member, t = episodes.flatten(members[None]), episodes.flatten(times[None])  # of each step
-    for i, (env, rewards) in enumerate(zip(envs, episodes.rewards[0])):
-        steps, metres = episodes.mask[0, i].sum(), env.unwrapped.data.qpos[0]
-        pitch = episodes.obs[(member == i) & (t >= steps // 2), 1].mean()
-        print(f"return {rewards.sum():.0f}, {steps} steps, {metres:.1f} m, pitch {pitch:.1f}")
+    torch.set_num_threads(1)  # as in the scripts: another order of sums is another episode
+    envs = [script.make_env(args) for _ in range(20)]
+    first = script.Run.EVAL_SEED
+    rewards = [[] for _ in envs]
+    pitches = [[] for _ in envs]
+    for members, obs, _, paid, *_ in script.play(envs, policy, range(first, first + len(envs))):
+        for member, pitch, reward in zip(members, obs[:, 1], paid):
+            rewards[member].append(reward)
+            pitches[member].append(pitch)
+    for env, paid, pitch in zip(envs, rewards, pitches):
+        steps = len(paid)
+        metres = env.unwrapped.data.qpos[0]
+        mean_pitch = sum(pitch[steps // 2 :]) / (steps - steps // 2)
+        print(f"return {sum(paid):.0f}, {steps} steps, {metres:.1f} m, pitch {mean_pitch:.1f}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ random_policy.py wrote.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/report.py
+    python docs/benchmark/report.py --check    # whether tables are current; writes nothing
 
 Tables replace what stands in docs/*.md between "<!-- table NAME -->" and "<!-- end -->"; figures go
 to docs/figures. Following Agarwal et al. 2021 (arXiv:2108.13264): the interquartile mean (IQM),
@@ -10,7 +11,9 @@ with 95% percentile bootstrap intervals that resample seeds within each environm
 probability of improvement.
 """
 
+import argparse
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -249,6 +252,8 @@ def command_table(_) -> str:
         (job.env, job.variant): job for job in (run.Job(*job) for job in studies.STUDIES["main"]())
     }
     for (env, variant), job in jobs.items():
+        if studies.is_over(job.command):
+            continue
         command = job.command.removesuffix(f" --seed {job.seed}")
         lines.append(f"| {env} | {variant} | `python {command}` |")
     return "\n".join(lines)
@@ -556,35 +561,49 @@ def use_style() -> None:
     }
 
 
+TABLES = {  # name: how it is made, and of which study
+    "tuning": (tuning_table, "tuning"),
+    "main": (main_table, "main"),
+    "summary": (summary_table, "main"),
+    "improvement": (improvement_table, "main"),
+    "commands": (command_table, "main"),
+    "overview": (overview_table, "main"),
+    "ablations": (ablation_table, "ablations"),
+    "boxes": (lambda _: boxes.table(boxes.read()), "main"),
+    "box": (lambda _: boxes.overview(boxes.read()), "main"),
+    "defaults": (lambda _: defaults.table(boxes.read(defaults.CSV)), "main"),
+    "choices": (neighbor_table, "choices"),
+    "neighbors": (neighbor_table, "neighbors"),
+    "norm_obs": (norm_obs_table, "norm_obs"),
+    "first_std": (first_std_table, "first_std"),
+}
+
+
+def with_tables(page: str) -> str:
+    """A page whose tables are those of the CSVs."""
+
+    def fill(found: re.Match) -> str:
+        make, study = TABLES[found["name"]]
+        return f"{found['start']}\n{short(make(load(study)))}\n<!-- end -->"
+
+    table = r"(?P<start><!-- table (?P<name>\w+) -->)\n.*?<!-- end -->"
+    return re.sub(table, fill, page, flags=re.DOTALL)
+
+
 def main() -> None:
-    use_style()
-    tables = {
-        "tuning": (tuning_table, "tuning"),
-        "main": (main_table, "main"),
-        "summary": (summary_table, "main"),
-    }
-    tables |= {"improvement": (improvement_table, "main"), "commands": (command_table, "main")}
-    tables |= {"ablations": (ablation_table, "ablations")}
-    tables |= {"overview": (overview_table, "main")}
-    tables |= {"boxes": (lambda _: boxes.table(boxes.read()), "main")}
-    tables |= {"box": (lambda _: boxes.overview(boxes.read()), "main")}
-    tables |= {"defaults": (lambda _: defaults.table(boxes.read(defaults.CSV)), "main")}
-    tables |= {"choices": (neighbor_table, "choices"), "neighbors": (neighbor_table, "neighbors")}
-    tables |= {"norm_obs": (norm_obs_table, "norm_obs")}
-    tables |= {"first_std": (first_std_table, "first_std")}
-    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
-        page = path.read_text()
-        for name in re.findall(r"<!-- table (\w+) -->", page):
-            make, study = tables[name]
-            before, start, rest = page.partition(f"<!-- table {name} -->\n")
-            page = (
-                before
-                + start
-                + short(make(load(study)))
-                + "\n"
-                + rest[rest.index("<!-- end -->") :]
-            )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    paths = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    pages = {path: with_tables(path.read_text()) for path in paths}
+    old = [str(path) for path, page in pages.items() if page != path.read_text()]
+    if check:
+        sys.exit(f"Not current: {', '.join(old)}" if old else None)
+    for path, page in pages.items():
         path.write_text(page)
+    use_style()
     if table := load("main"):
         draw_curves(table, "train_return", "training", "mean return of training episodes")
         draw_curves(table, "eval_return", "greedy", "mean return of greedy evaluations")

@@ -7,7 +7,7 @@
 
 Each run is a process of its own with one thread, started as a user starts it. It can be stopped at
 any time and started again: a run that is in the CSV with the same command is not repeated, one
-whose flags have changed since is.
+whose flags have changed since is. To make a study anew, delete its CSV.
 
 The CSV, docs/benchmark/results/STUDY.csv, has for each run (environment, variant, seed) the
 learning curve, a row for each 25th of the budget: step, train_return (mean over the iterations
@@ -15,13 +15,18 @@ since the row before of the mean return of the episodes that ended in each) and 
 10 greedy episodes). The run's last row has at the step where it ended: train_return (mean of the
 last 100 training episodes), greedy and sampled (mean of 100 episodes each after training, from the
 same starts), seconds of training, the command, the commit of this repository and the versions of
-what computed it, with the kernel of NumPy's OpenBLAS.
+what computed it. A + after the commit: a Python file differed from it.
+
+--replay checks out the commit that a row names, into a temporary folder, and runs the row there.
+Where its versions name a kernel of NumPy's OpenBLAS, each of which rounds in its own way, it asks
+for that one; SkylakeX needs a processor with AVX-512.
 """
 
 import argparse
 import contextlib
 import csv
 import importlib
+import json
 import os
 import platform
 import random
@@ -29,8 +34,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,8 +45,6 @@ from statistics import mean
 
 # for this process and all it starts
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-# NumPy's OpenBLAS rounds as the processor's kernel does: one that all with AVX2 have
-os.environ.setdefault("OPENBLAS_CORETYPE", "Haswell")
 
 from tqdm import tqdm
 
@@ -71,16 +76,6 @@ class Job:
         return " ".join(command.split())
 
     @property
-    def env_id(self) -> str:
-        ids = re.findall(r"--env-id (\S+)", self.command)
-        return ids[-1]  # that of the flags overrides the job's
-
-    @property
-    def trained(self) -> str:
-        """The script that trains: first_std.py has it among its flags."""
-        return re.findall(r"\S+\.py", self.command)[-1]
-
-    @property
     def key(self) -> tuple[str, str, str]:
         return self.env, self.variant, str(self.seed)
 
@@ -102,7 +97,7 @@ def execute(job: Job) -> list[dict]:
             )
         [run_dir] = Path(folder, "runs").iterdir()
         try:
-            greedy, sampled = evaluate(job.trained, job.env_id, str(run_dir / "model.pt"))
+            greedy, sampled = evaluate(job.script, str(run_dir / "model.pt"))
         except Exception as error:  # a script's own error cannot be unpickled
             raise RuntimeError(
                 f"{job.command} trained, but could not be evaluated: {error}"
@@ -127,7 +122,6 @@ def execute(job: Job) -> list[dict]:
     steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()
     last = re.search(r"Training return, last 100 episodes: (\S+)", done.stdout)[1]
     versions = [f"{name} {version(name)}" for name in ("torch", "gymnasium", "numpy")]
-    versions.append(f"OpenBLAS {os.environ['OPENBLAS_CORETYPE']}")
     rows.append(
         base
         | {
@@ -142,39 +136,42 @@ def execute(job: Job) -> list[dict]:
     return rows
 
 
-def evaluate(script: str, env_id: str, model: str) -> list[str]:
+def evaluate(script: str, model: str) -> list[str]:
     """Mean return of 100 episodes of a saved policy, greedy and sampled."""
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     module = importlib.import_module(Path(script).stem)
-    module = vars(module).get("grpo_rtg", module)  # which neighbor_choices.py runs
     module.torch.set_num_threads(1)
-    policy, args = load_policy(module, model, env_id)
+    policy, args = load_policy(module, model)
     returns = []
     for greedy in (True, False):
         with contextlib.redirect_stdout(None):  # what evaluate prints
             options = replace(args, eval_episodes=100, greedy=greedy)
-            returns.append(f"{module.evaluate(policy, options).mean():.6g}")
+            returns.append(f"{module.evaluate(policy, options, module.Run.EVAL_SEED).mean():.6g}")
     return returns
 
 
-def load_policy(module, model: str, env_id: str):
+def load_policy(module, model: str):
     """The policy in a script's model.pt, and the options that it was trained with."""
-    args, states = module.load(model, env_id)
-    env = module.make_env(args.env_id)
-    network = module.ActorCritic if hasattr(module, "ActorCritic") else module.Policy
-    policy = network(env.observation_space, env.action_space, args.hidden_size, args.norm_obs)
-    policy.load_state_dict(states["policy"])
+    args = module.load(model)["args"]
+    env = module.make_env(args)
+    network = getattr(module, "ActorCritic", module.Policy)
+    policy = network(env.observation_space, env.action_space, args)
+    module.load(model, {"policy": policy})
     return policy, args
 
 
+def git(*words) -> str:
+    """What a git command in this repository prints; RuntimeError if it fails."""
+    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return done.stdout.strip()
+
+
 def commit() -> str:
-    """The commit that is checked out, with a + if a script differs from it."""
-    git = ["git", "-C", str(ROOT)]
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "*.py"]).returncode
-    head = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    return head + "+" * bool(changed)
+    """The commit that is checked out, with a + if a Python file differs from it."""
+    changed = git("diff", "--name-only", "HEAD", "--", "*.py")
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 
 def read(path: Path) -> dict[tuple, list[dict]]:
@@ -200,38 +197,100 @@ def write(path: Path, runs: dict[tuple, list[dict]]) -> None:
     path.with_suffix(".part").replace(path)
 
 
-def replay(jobs: list[Job], runs: dict, args: argparse.Namespace) -> bool:
-    """Run randomly chosen runs of a CSV again; whether all agree.
+def replay(runs: dict[tuple, list[dict]], args: argparse.Namespace) -> bool:
+    """Run randomly chosen runs of a CSV again, each with its own commit; whether all agree.
 
     A run agrees if it ends with the same steps and the same training return, to the last digit.
-    What else is in its rows (learning curve, evaluations) is compared, too, and said. Each is run
-    with the kernel of OpenBLAS that its row names. One that does not agree with the CSV may still
-    agree with that of the checkout in args.against on this machine.
+    What else is in its rows (learning curve, evaluations) is compared, too, and said. Nothing is
+    demanded of a run whose commit has a +, or whose kernel this processor lacks.
     """
-    current = [job for job in jobs if runs.get(job.key, [{}])[-1].get("command") == job.command]
-    short = [job for job in current if float(runs[job.key][-1]["seconds"]) <= args.seconds]
+    short = [rows for rows in runs.values() if float(rows[-1]["seconds"]) <= args.seconds]
     chosen = random.Random(args.seed).sample(short, min(args.replay, len(short)))
-    ends = {"as in the CSV": 0}
-    kernels = {job: kernel_of(runs[job.key]) for job in chosen}
-    for kernel in sorted(set(kernels.values())):
-        os.environ["OPENBLAS_CORETYPE"] = kernel  # a pool's processes inherit it
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            these = [job for job in chosen if kernels[job] == kernel]
-            futures = {pool.submit(execute, job): job for job in these}
-            for future in as_completed(futures):
-                job, rows = futures[future], [compared(row) for row in future.result()]
-                old = [compared(row) for row in runs[job.key]]
-                changed = ", but not its curve or evaluations" if rows != old else ""
-                end = f"as in the CSV{changed}"
-                if end_of(rows) != end_of(old):
-                    end = f"otherwise: {end_of(rows)} instead of {end_of(old)}"
-                    again = pool.submit(ended, job, args.against) if args.against else None
-                    if again and again.result() == end_of(rows):
-                        end = f"as with {args.against}, not as in the CSV"
-                print(f"{' '.join(job.key)}: {end}", flush=True)
-                ends[end.partition(":")[0]] = ends.get(end.partition(":")[0], 0) + 1
-    print(f"Of {len(chosen)} runs end", ", ".join(f"{n} {end}" for end, n in ends.items()))
+    commits = {rows[-1]["commit"].rstrip("+") for rows in chosen}
+    ends = Counter()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(args.jobs) as pool:
+        trees = {name: stack.enter_context(checkout(name)) for name in commits}
+        futures = {}
+        for rows in chosen:
+            tree = trees[rows[-1]["commit"].rstrip("+")]
+            futures[pool.submit(execute_there, tree, rows)] = rows
+        for future in as_completed(futures):
+            rows = futures[future]
+            end = compare(rows, future)
+            print(f"{' '.join(key_of(rows))} ({rows[-1]['commit']}): {end}", flush=True)
+            ends[end.partition(":")[0]] += 1
+    print(f"Of {len(chosen)} runs:", ", ".join(f"{n} {end}" for end, n in ends.items()))
     return "otherwise" not in ends
+
+
+@contextlib.contextmanager
+def checkout(name: str) -> Iterator[Path]:
+    """The files of a commit, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, name)
+        git("worktree", "add", "--detach", tree, name)
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", tree)
+
+
+EXECUTE = """import json, sys
+sys.path.insert(0, "docs/benchmark")
+import run
+print(json.dumps(run.execute(run.Job(**json.loads(sys.argv[1])))))"""
+
+
+MULTIPLY = "import numpy; numpy.ones((64, 64)) @ numpy.ones((64, 64))"
+
+
+class NoKernelError(Exception):
+    """The processor cannot run the kernel of OpenBLAS that a row names."""
+
+
+def execute_there(tree: Path, rows: list[dict]) -> list[dict]:
+    """What a commit's own run.py makes of a run, with the kernel of OpenBLAS that it names."""
+    env = os.environ.copy()
+    if kernel := re.search(r"OpenBLAS (\w+)", rows[-1]["versions"]):
+        env["OPENBLAS_CORETYPE"] = kernel[1]
+        if subprocess.run([sys.executable, "-c", MULTIPLY], env=env).returncode:
+            raise NoKernelError(kernel[0])
+    command = [sys.executable, "-c", EXECUTE, json.dumps(asdict(job_of(rows)))]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.splitlines() or [f"status {done.returncode}"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def job_of(rows: list[dict]) -> Job:
+    """The job that made a run, from its command."""
+    command = r"(\S+) --env-id \S+ --total-timesteps (\d+) ?(.*) --seed \d+"
+    script, steps, flags = re.fullmatch(command, rows[-1]["command"]).groups()
+    env, variant, seed = key_of(rows)
+    return Job(env, variant, int(seed), int(steps), script, flags, curve=len(rows) > 1)
+
+
+def key_of(rows: list[dict]) -> tuple[str, str, str]:
+    return rows[-1]["env"], rows[-1]["variant"], rows[-1]["seed"]
+
+
+def compare(rows: list[dict], future) -> str:
+    """How a run ended when it was replayed, in words."""
+    try:
+        new = future.result()
+    except NoKernelError as error:
+        return f"not comparable: this processor has no {error}"
+    except RuntimeError as error:
+        end = f"otherwise: it fails: {error}"
+    else:
+        end = "as in the CSV"
+        if end_of(new) != end_of(rows):
+            end = f"otherwise: {end_of(new)} instead of {end_of(rows)}"
+        elif [*map(compared, new)] != [*map(compared, rows)]:
+            end += ", but not its curve or evaluations"
+    if rows[-1]["commit"].endswith("+") and end.startswith("otherwise"):
+        return end.replace("otherwise", "not comparable: a file differed from the commit")
+    return end
 
 
 def compared(row: dict) -> dict[str, str]:
@@ -240,24 +299,9 @@ def compared(row: dict) -> dict[str, str]:
     return {name: str(row.get(name, "")) for name in names}
 
 
-def kernel_of(rows: list[dict]) -> str:
-    """The kernel of OpenBLAS with which a run was made."""
-    return re.search(r"OpenBLAS (\w+)", rows[-1]["versions"])[1]
-
-
 def end_of(rows: list[dict]) -> tuple[str, str]:
     """Steps and training return of a run."""
-    return rows[-1]["step"], rows[-1]["train_return"]
-
-
-def ended(job: Job, checkout: Path) -> tuple[str, str]:
-    """Steps and training return that the script of another checkout prints."""
-    command = [sys.executable, Path(checkout).resolve() / job.script, *job.command.split()[1:]]
-    with tempfile.TemporaryDirectory() as folder:
-        command += ["--eval-episodes", "1"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    steps = re.search(r"Trained ([\d,]+) steps", done.stdout)[1].replace(",", "")
-    return steps, re.search(r"Training return, last 100 episodes: (\S+)", done.stdout)[1]
+    return str(rows[-1]["step"]), rows[-1]["train_return"]
 
 
 def main() -> None:
@@ -281,13 +325,17 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=120, help="with --replay: of short runs only"
     )
-    parser.add_argument("--against", help="with --replay: another checkout, for rows that differ")
     args = parser.parse_args()
     path = RESULTS / f"{args.study}.csv"
-    runs, jobs = read(path), [Job(*job) for job in studies.STUDIES[args.study]()]
+    runs = read(path)
+    if args.replay:
+        named = {key: rows for key, rows in runs.items() if re.search(args.only, " ".join(key))}
+        sys.exit(not replay(named, args))
+    jobs = [Job(*job) for job in studies.STUDIES[args.study]()]
     missing = [
         job for job in jobs if job.key not in runs or runs[job.key][-1]["command"] != job.command
     ]
+    missing = [job for job in missing if not studies.is_over(job.command)]
     todo = [job for job in missing if re.search(args.only, " ".join(job.key))]
     print(
         f"{args.study}: {len(jobs) - len(missing)} of {len(jobs)} runs are in "
@@ -296,9 +344,6 @@ def main() -> None:
     if args.list:
         print("\n".join(f"missing: {' '.join(job.key)}" for job in todo))
         return
-    if args.replay:
-        chosen = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-        sys.exit(not replay(chosen, runs, args))
     failed = []
     with (
         ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool,
@@ -321,9 +366,8 @@ def main() -> None:
                     **rows[-1]
                 )
             )
-            runs = read(path) | {
-                job.key: rows
-            }  # read again: another part of the study may be running beside this one
+            # read again: another part of the study may be running beside this one
+            runs = read(path) | {job.key: rows}
             write(path, runs)
     if failed:
         sys.exit(f"{len(failed)} of {len(todo)} runs failed.")

@@ -7,7 +7,6 @@ them with Stable-Baselines3 and CleanRL.
     python docs/benchmark/speed.py environments
     python docs/benchmark/speed.py processes
     python docs/benchmark/speed.py own
-    python docs/benchmark/speed.py neighbors
     python docs/benchmark/speed.py gpu
 
 Every run is a process of its own with one thread. Runs take turns, one seed of each after the
@@ -27,8 +26,6 @@ rate, so that both play episodes of the same length.
 
 own: what the environment's own rate would be if each random action were drawn at its step, as
 examples do, and not beforehand, as everywhere else here.
-
-neighbors: what the search for neighbours costs beside --baseline timestep, in turns.
 """
 
 import argparse
@@ -54,7 +51,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
 PARTS = {  # of an iteration of grpo_rtg.py
     "steps": "rollout: the environments' steps and resets, lists, the flat batch",
-    "sampling": "rollout: the sampler, an observation to an action",
+    "sampling": "rollout: `act`, observations to actions",
+    "baseline": "`ReturnRegression`, the baseline",
     "log_probs": "`log_probs`, π_old of all steps",
     "loss": "update: forward passes and `grpo_loss`",
     "backward": "update: backward passes",
@@ -114,7 +112,7 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
         start = time.perf_counter()
         value = timed("rollout", play, *args)
         if name == "ppo":
-            played[:] = [episode[0] for episode in value.episodes], value.rewards.numel()
+            played[:] = value.returns, value.rewards.numel()
         else:
             played[:] = value.rewards.sum(-1).flatten().tolist(), len(value.obs)
         result["dropped"] = time.perf_counter() - start  # if no update follows
@@ -140,9 +138,7 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
 
 
 def run_parts(name: str, flags: list[str], spawned: float) -> dict:
-    """One of the GRPO scripts, with the microseconds per environment step that an iteration's parts
-    take.
-    """
+    """grpo_rtg.py, with the microseconds per environment step that an iteration's parts take."""
     module, seconds = importlib.import_module(name), dict.fromkeys(PARTS, 0.0)
 
     def timed(function, part):
@@ -154,13 +150,14 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
 
         return call
 
-    def finish(run):
+    def finish(*args):
         spent.update(seconds)  # without the evaluation that follows
-        return finish_run(run)
+        return finish_run(*args)
 
     spent, finish_run, module.Run.finish = {}, module.Run.finish, finish
-    sampler, tensor = module.Policy.sampler, module.torch.Tensor
-    module.Policy.sampler = lambda *args: timed(sampler(*args), "sampling")
+    regression, tensor = module.ReturnRegression, module.torch.Tensor
+    regression.forward = timed(regression.forward, "baseline")
+    module.Policy.act = timed(module.Policy.act, "sampling")
     module.Policy.log_probs = timed(module.Policy.log_probs, "log_probs")
     module.grpo_loss = timed(module.grpo_loss, "loss")
     tensor.backward = timed(tensor.backward, "backward")
@@ -169,7 +166,8 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     spent = {part: 1e6 * value / result["steps"] for part, value in spent.items()}
     spent["steps"] = total * result["rollout"] - spent["sampling"]
     spent["adam"] = total * result["update"] - spent["loss"] - spent["backward"]
-    spent["rest"] = total * (1 - result["rollout"] - result["update"]) - spent["log_probs"]
+    spent["rest"] = total * (1 - result["rollout"] - result["update"])
+    spent["rest"] -= spent["log_probs"] + spent["baseline"]
     return result | spent | {"total": total, "dropped": 1e6 * result["dropped"] / result["steps"]}
 
 
@@ -424,25 +422,7 @@ def own(args) -> None:
         )
 
 
-def neighbors(args) -> None:
-    shape = "--num-groups 4 --group-size 4 --update-epochs 8 --num-minibatches 4"
-    shape += " --learning-rate 3e-3 --clip-coef 0.2 --total-timesteps"
-    print("| environment, steps | timestep, µs per step | neighbors | ratio |\n|-|-|-|-|")
-    for env_id, steps in (("CartPole-v1", 200_000), ("LunarLander-v3", 300_000)):
-        flags = [*shape.split(), str(steps), "--env-id", env_id, "--baseline"]
-        baselines = {name: [*flags, name] for name in ("timestep", "neighbors")}
-        rows = rows_of(baselines, env_id, repeats=5)
-        for result in (*rows["timestep"], *rows["neighbors"]):
-            result["time"] = 1e6 / result["rate"]
-        pairs = zip(rows["timestep"], rows["neighbors"])
-        ratios = [{"ratio": other["time"] / one["time"]} for one, other in pairs]
-        times = " | ".join(cell(results, "time", 1) for results in rows.values())
-        print(f"| {env_id}, {steps:,} | {times} | {cell(ratios, 'ratio', 2)} |")
-
-
-TABLES = {
-    table.__name__: table for table in (parts, grow, gpu, environments, processes, own, neighbors)
-}
+TABLES = {table.__name__: table for table in (parts, grow, gpu, environments, processes, own)}
 
 
 def main() -> None:

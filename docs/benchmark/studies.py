@@ -467,5 +467,10 @@ def first_std():
         yield env, variant, seed, STEPS[env], script, options, False
 
 
+def is_over(command: str) -> bool:
+    """Whether today's scripts cannot run this: its rows are of older commits, which replay them."""
+    return "--baseline neighbors" in command or command.startswith("docs/benchmark/")
+
+
 STUDIES = {"choices": choices, "tuning": tuning, "main": main, "ablations": ablations}
 STUDIES |= {"neighbors": neighbors, "norm_obs": norm_obs, "first_std": first_std}

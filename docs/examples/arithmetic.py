@@ -20,9 +20,11 @@ that no training has seen and on those of training.
 """
 
 import contextlib
+import copy
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -63,7 +65,7 @@ class Arithmetic(gym.Env):
     MAX_TOKENS tokens.
     """
 
-    metadata = {"render_modes": ["ansi"]}
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}
 
     def __init__(
         self, supervision: str = "outcome", split: str = "train", render_mode: str | None = None
@@ -130,11 +132,11 @@ def pretrain(policy: torch.nn.Module, steps: int) -> None:
     ]
     obs, targets = (
         torch.from_numpy(np.array([x for x, _ in tokens])),
-        torch.tensor([y for _, y in tokens]),
+        torch.tensor([[y] for _, y in tokens]),
     )
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     for _ in range(steps):
-        loss = -policy.log_prob_and_entropy(obs, targets)[0].mean()
+        loss = -policy(obs).log_prob(targets).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -145,35 +147,28 @@ def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | Non
     without.
     """
     prompts = np.repeat(SPLITS[split], 20 if rng else 1, axis=0)
-    sample, answers = policy.sampler(rng), [[] for _ in prompts]
+    answers = [[] for _ in prompts]
     for _ in range(MAX_TOKENS):
-        tokens = sample(np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)]))
-        for tokens_so_far, token in zip(answers, tokens):
+        obs = np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)])
+        for tokens_so_far, [token] in zip(answers, policy.act(obs, rng)):
             if END not in tokens_so_far:
                 tokens_so_far.append(int(token))
     return float(np.mean([tokens == answer(*p) for p, tokens in zip(prompts, answers)]))
 
 
-def finetune(script, pretrained: dict, env_id: str, steps: int, **options) -> torch.nn.Module:
+def finetune(script, pretrained: torch.nn.Module, args) -> torch.nn.Module:
     """Train from a checkpoint of no iterations that holds the pretrained policy, π_ref, too."""
-    args = script.Args(
-        env_id=env_id, total_timesteps=steps, ref_update_interval=0, eval_episodes=1, **options
-    )
+    policy = copy.deepcopy(pretrained)
+    optimizer = script.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    parts = {"policy": policy, "reference": policy, "optimizer": optimizer}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the runs' files
         with contextlib.redirect_stdout(None):
-            run = script.Run(args)
-            for network in ("policy", "reference"):
-                run.trained[network].load_state_dict(pretrained)
-            run.saved = -np.inf  # so that it saves once more
-            run.evaluate_and_save()
+            run = script.Run(args, parts)  # which saves a checkpoint
             run.writer.close()
             run.bar.close()
             args.resume = str(run.dir / "checkpoint.pt")
             summary = script.train(args)
-        _, states = script.load(summary["run_dir"] / "model.pt", env_id)
-    env = script.make_env(env_id)
-    policy = script.Policy(env.observation_space, env.action_space)
-    policy.load_state_dict(states["policy"])
+        script.load(summary["run_dir"] / "model.pt", {"policy": policy})
     return policy
 
 
@@ -183,25 +178,25 @@ def measure(seed: int) -> dict[str, list[float]]:
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    module = "docs.examples.arithmetic:"
-    env = grpo_outcome.make_env(f"{module}Arithmetic-v0")
-    policy = grpo_outcome.Policy(env.observation_space, env.action_space)
+    args = grpo_outcome.Args(
+        env_id="docs.examples.arithmetic:Arithmetic-v0",
+        total_timesteps=STEPS,
+        num_groups=16,
+        group_size=8,
+        gamma=1.0,
+        update_epochs=2,
+        num_minibatches=4,
+        learning_rate=1e-2,
+        target_kl=0.0,
+        kl_coef=0.04,
+        ref_update_interval=0,
+        loss_agg="trajectory",
+        eval_episodes=1,
+        seed=seed,
+    )
+    env = grpo_outcome.make_env(args)
+    policy = grpo_outcome.Policy(env.observation_space, env.action_space, args)
     pretrain(policy, steps=300)
-    pretrained = policy.state_dict()
-    options = {
-        "num_groups": 16,
-        "group_size": 8,
-        "kl_coef": 0.04,
-        "learning_rate": 1e-2,
-        "num_minibatches": 4,
-    }
-    options |= {
-        "update_epochs": 2,
-        "clip_coef": 0.2,
-        "gamma": 1.0,
-        "loss_agg": "trajectory",
-        "seed": seed,
-    }
     policies = {"pretrained": policy}
     for script, name in (
         (grpo_outcome, "Arithmetic-v0"),
@@ -209,9 +204,10 @@ def measure(seed: int) -> dict[str, list[float]]:
         (grpo_rtg, "ArithmeticProcess-v0"),
     ):
         print(f"{script.__name__} on {name}, seed {seed}")
-        policies[f"{script.__name__}, {name}"] = finetune(
-            script, pretrained, module + name, STEPS, **options
-        )
+        options = asdict(args) | {"env_id": f"docs.examples.arithmetic:{name}"}
+        if script is grpo_rtg:
+            options["baseline"] = "timestep"
+        policies[f"{script.__name__}, {name}"] = finetune(script, policy, script.Args(**options))
     return {
         name: [
             accuracy(policy, split, rng and np.random.default_rng(0))

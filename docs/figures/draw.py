@@ -8,9 +8,6 @@ variants.svg: the advantages of one group by every variant. A policy that has le
 LunarLander plays eight episodes from one start; each panel has a row for each member and a column
 for each time step.
 
-neighbors.svg: one step of the same group, the steps that --baseline neighbors compares it with, the
-larger the more they count, and those that --baseline timestep does.
-
 flow.svg: the way of a group from one seed to one update, with the numbers of a small group of
 CartPole.
 """
@@ -26,42 +23,41 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from report import TEXT, save, style, use_style
+from report import TEXT, save, use_style
 
 import grpo_outcome
 import grpo_process
 import grpo_rtg
 
 
-def trained(env_id: str, steps: int) -> tuple[list, grpo_rtg.Policy]:
-    """Eight environments and a policy that has learned for some steps."""
-    args = grpo_rtg.Args(
-        env_id=env_id, total_timesteps=steps, baseline="timestep", num_groups=4, group_size=4
-    )
-    args.learning_rate, args.update_epochs, args.num_minibatches, args.eval_episodes = 3e-3, 8, 4, 1
-    args.clip_coef = 0.3
-    envs = [grpo_rtg.make_env(env_id) for _ in range(8)]
-    policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
+def environments(args: grpo_rtg.Args) -> tuple[list, grpo_rtg.Policy]:
+    """A group's environments and a new policy."""
+    envs = [grpo_rtg.make_env(args) for _ in range(args.group_size)]
+    return envs, grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, args)
+
+
+def landings() -> grpo_rtg.Episodes:
+    """A group of LunarLander, played by a policy that has learned for 300,000 steps."""
+    args = grpo_rtg.Args(env_id="LunarLander-v3", total_timesteps=300_000, eval_episodes=1)
+    args.group_size = 4
+    args.learning_rate = 3e-3
+    args.gae_lambda = 0.98
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         summary = grpo_rtg.train(args)
-        _, states = grpo_rtg.load(summary["run_dir"] / "model.pt", env_id)
-    policy.load_state_dict(states["policy"])
-    return envs, policy
+        args.group_size = 8
+        envs, policy = environments(args)
+        grpo_rtg.load(summary["run_dir"] / "model.pt", {"policy": policy})
+    return grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
 
 
-def landings() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rewards, mask [1, 8, T] and observations [1, 8, T, 8] of a LunarLander group, by return."""
-    envs, policy = trained("LunarLander-v3", 200_000)
-    episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
-    order = episodes.rewards[0].sum(-1).argsort(descending=True)
-    blocks = episodes.rewards, episodes.mask, grpo_rtg.pad(episodes.obs, episodes.mask)
-    return tuple(block[:, order] for block in blocks)
-
-
-def draw_variants(rewards, mask, obs) -> None:
-    group, timestep, neighbors = (
-        grpo_rtg.compute_advantages(rewards, mask, 0.99, True, baseline, obs)
-        for baseline in ("group", "timestep", "neighbors")
+def draw_variants(episodes: grpo_rtg.Episodes) -> None:
+    rewards = episodes.rewards
+    mask = episodes.mask
+    regression = grpo_rtg.ReturnRegression(episodes.obs.shape[1], decay=0)
+    values = regression(episodes, 0.99)
+    group, timestep, fitted = (
+        grpo_rtg.compute_advantages(rewards, mask, 0.99, True, baseline, values)
+        for baseline in ("group", "timestep", "regression")
     )
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
@@ -72,20 +68,21 @@ def draw_variants(rewards, mask, obs) -> None:
         ),
         "return-to-go, group: against all steps of the group": group,
         "return-to-go, timestep: against those alive at the same t": timestep,
-        "return-to-go, neighbors: against the nearest steps of four others": neighbors,
+        "return-to-go, regression: against a fit to state and time": fitted,
     }
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
     )
     returns = rewards[0].sum(-1)
+    order = returns.argsort(descending=True)
     for panel, (title, advantages) in zip(axes, panels.items()):
-        shown = np.ma.masked_where(~mask[0].numpy(), advantages[0].numpy())
+        shown = np.ma.masked_where(~mask[0, order].numpy(), advantages[0, order].numpy())
         limit = np.quantile(np.abs(shown.compressed()), 0.98)
         image = panel.imshow(
             shown, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest"
         )
         panel.set_title(title, loc="left", fontsize=10)
-        panel.set_yticks(range(len(returns)), [f"{value:.0f}" for value in returns], fontsize=8)
+        panel.set_yticks(range(len(order)), [f"{x:.0f}" for x in returns[order]], fontsize=8)
         panel.spines[:].set_visible(False)
         bar = figure.colorbar(image, ax=panel, pad=0.01, aspect=10)
         bar.outline.set_visible(False)
@@ -95,55 +92,9 @@ def draw_variants(rewards, mask, obs) -> None:
     save(figure, "variants")
 
 
-def draw_neighbors(rewards, mask, obs, member: int, t: int) -> None:
-    """Where the lander is at a step, where it is compared with, and what is still to come there."""
-    returns_to_go = grpo_rtg.discounted_sums(rewards, 0.99)[0]  # [G, T]
-    times = torch.arange(mask.shape[2]).expand_as(mask)[..., None]
-    steps = torch.cat([obs, times], -1)[0]  # [G, T, 9]
-    spread = steps[mask[0]].std(0, correction=0)
-    squares = ((steps - steps[member, t]) / spread).square().sum(-1).where(mask[0], torch.inf)
-    others = [i for i in range(len(steps)) if i != member]
-    others.sort(key=lambda i: float(squares[i].min()))
-    near = others[:4]
-    nearest = squares[near].argmin(-1)
-    weights = 1 / squares[near, nearest]
-    alive = [i for i in others if mask[0, i, t]]
-    ways, bars = plt.figure(figsize=(9, 4), layout="constrained").subplots(
-        1, 2, width_ratios=(2, 1)
-    )
-    for i in range(len(steps)):
-        x, y = obs[0, i, mask[0, i], :2].T
-        own = i == member
-        ways.plot(x, y, color="#E69F00" if own else TEXT, linewidth=1.6 if own else 0.7, zorder=own)
-    groups = {
-        "the step": ([member], [t], torch.ones(1), "#E69F00", "*"),
-        "neighbors: the nearest steps of four others": (near, nearest, weights, "#009E73", "o"),
-        f"timestep: the others at t = {t}": (alive, t, torch.ones(len(alive)), "#0072B2", "^"),
-    }
-    for y, (name, (who, when, weights, colour, marker)) in enumerate(groups.items()):
-        share, values = weights / weights.sum(), returns_to_go[who, when]
-        sizes = 200 if y == 0 else 30 + 400 * share  # their areas
-        style_of = {"color": colour, "marker": marker, "alpha": 0.6, "linewidth": 0}
-        ways.scatter(*steps[who, when, :2].T, sizes, zorder=3, **style_of)
-        ways.plot([], [], marker, color=colour, label=name)
-        bars.scatter(values, [y] * len(values), sizes, **style_of)
-        mean = (share * values).sum()
-        bars.plot([mean] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2.5)
-        label = f"{mean:.1f}" if y == 0 else f"mean {mean:.1f}"
-        bars.annotate(label, (mean, y - 0.36), ha="center", color=colour)
-    ways.set(xlabel="horizontal position", ylabel="height")
-    ways.legend(loc="upper left", frameon=False, fontsize=9, labelcolor="linecolor")
-    bars.margins(x=0.15)
-    bars.set(xlabel="return-to-go", yticks=[], ylim=(2.6, -0.7))
-    for axes in (ways, bars):
-        style(axes)
-    save(ways.figure, "neighbors")
-
-
 def draw_flow() -> None:
     torch.manual_seed(0)
-    envs = [grpo_rtg.make_env("CartPole-v1") for _ in range(4)]
-    policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space)
+    envs, policy = environments(grpo_rtg.Args(group_size=4))
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
     mask = episodes.mask[0]
     advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
@@ -203,6 +154,4 @@ def draw_flow() -> None:
 if __name__ == "__main__":
     use_style()
     draw_flow()
-    group = landings()
-    draw_variants(*group)
-    draw_neighbors(*group, member=6, t=110)
+    draw_variants(landings())
