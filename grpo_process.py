@@ -145,13 +145,13 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
 
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
     # mean of Â. Log-ratios are bounded because exp of much more overflows.
-    log_ratio = (log_probs - batch["old_log_probs"]).clamp(-20, 20)  # log π_θ/π_old
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
     policy_loss = -(weights * surrogate).mean()  # Eq. 3: see step_weights
 
-    ref_log_ratio = (batch["ref_log_probs"] - log_probs).clamp(-20, 20)  # log π_ref/π_θ
+    ref_log_ratio = (batch["ref_log_probs"] - log_probs).clamp(max=20)  # log π_ref/π_θ
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * distribution.entropy()).mean()
     loss = policy_loss

@@ -111,7 +111,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     distribution = policy(batch["obs"])
     log_probs = distribution.log_prob(batch["actions"])
     advantages = batch["advantages"]
-    log_ratio = (log_probs - batch["old_log_probs"]).clamp(-20, 20)  # exp of much more overflows
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # exp of much more overflows
     ratio = log_ratio.exp()  # 1 until the first gradient step of an iteration
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
