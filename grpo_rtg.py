@@ -192,11 +192,9 @@ class ReturnRegression(nn.Module):
         self.gram = self.decay * self.gram + features.T @ features
         self.moment = self.decay * self.moment + features.T @ returns
         average_over_processes([self.gram, self.moment])
-        ridge = (
-            self.RIDGE * self.gram[0, 0] * torch.eye(len(self.gram)).double()
-        )  # [0, 0] counts steps
-        ridge[0, 0] = 0  # the constant is free
-        self.weights = torch.linalg.solve(self.gram + ridge, self.moment)
+        ridge = self.RIDGE * self.gram[0, 0].repeat(len(self.gram))  # [0, 0] counts steps
+        ridge[0] = 0  # the constant is free
+        self.weights = torch.linalg.solve(self.gram + ridge.diag(), self.moment)
         return self.values(features, episodes)
 
     def values(self, features: Tensor, episodes: "Episodes") -> Tensor:
