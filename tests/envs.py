@@ -3,8 +3,6 @@
 Used as they are, or by their ids: "tests.envs:Countdown-v0".
 """
 
-import time
-
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -244,15 +242,6 @@ class Picture(FromFive):
         return self.np_random.integers(256, size=(6, 6, 3), dtype=np.uint8)
 
 
-class Constant(FromFive):
-    """A column that varies between 0 and 10, and one that never does."""
-
-    observation_space = spaces.Box(0, 2000, (2,))
-
-    def observe(self):
-        return np.array([self.taken, 1000.1], np.float32)
-
-
 class Unknown(spaces.Space):
     """A space that Gymnasium does not know, as MiniGrid's missions are."""
 
@@ -275,14 +264,6 @@ class Odd(FromFive):
         self.observation_space = self.observations.get(what, self.observation_space)
 
 
-class Slow(FromFive):
-    """Its steps take a while."""
-
-    def step(self, action):
-        time.sleep(0.12)
-        return super().step(action)
-
-
 class Drawn(FromFive):
     """Can be shown and filmed."""
 
@@ -296,20 +277,8 @@ class Drawn(FromFive):
         return np.zeros((16, 16, 3), np.uint8)
 
 
-class Endless(FromFive):
-    """An episode that the environment never ends."""
-
-    def observe(self):
-        return 0
-
-    def step(self, action):
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, False, False, info
-
-
 for env_class in (
     *(Countdown, ChooseLength, IgnoresSeed, NumpyRandom, Hostile, Unusual, Target, FromFive),
-    *(Choices, Match, Dial, Repeat, Picture, Constant, Odd, Slow, Drawn, Endless),
+    *(Choices, Match, Dial, Repeat, Picture, Odd, Drawn),
 ):
-    limit = None if env_class is Endless else 50
-    gym.register(f"{env_class.__name__}-v0", env_class, max_episode_steps=limit)
+    gym.register(f"{env_class.__name__}-v0", env_class, max_episode_steps=50)

@@ -68,7 +68,8 @@ def test_kills_change_nothing(script, options, kills, finished, tmp_path):
             checkpoints = list(tmp_path.glob("runs/*/checkpoint.pt"))
             command = ["--resume", checkpoints[0]] if checkpoints else command
         else:
-            one, other = contents(only_run(tmp_path)), contents(finished(script, *options))
+            [checkpoint] = tmp_path.glob("runs/*/checkpoint.pt")  # beside folders without one
+            one, other = contents(checkpoint.parent), contents(finished(script, *options))
             if script == "ppo":
                 one, other = ([*x["curves"]["losses/entropy"]] for x in (one, other))
             assert equal(one, other)
@@ -82,6 +83,7 @@ def test_ppo_goes_on_from_its_checkpoint(cli):
     """With its weights and its optimizer's state; two who resume it do the same, and it says so."""
     assert cli("ppo", *TINY["ppo"], "--norm-obs", "--total-timesteps", 200)[0] == 0
     saved = read(only_run() / "checkpoint.pt")
+    assert saved["optimizer"]["state"][0]["step"] > 0
     shutil.copytree("runs", "again/runs")
     resume = ["--resume", only_run() / "checkpoint.pt", "--total-timesteps"]
     status, out, _ = cli("ppo", *resume, 250)  # nothing is left to train

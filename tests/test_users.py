@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import time
 import weakref
 from pathlib import Path
 
@@ -14,14 +15,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 import grpo_rtg
 import ppo
 from tests import child
 from tests.child import TINY, both_kinds, curves, each_script, env, equal, only_run, read
 from tests.envs import Choices
-
 
 SEEDS = [("grpo_rtg", 1), ("grpo_rtg", 2), ("grpo_rtg", 3), ("ppo", 1)]
 
@@ -83,25 +82,9 @@ def test_what_has_been_solved_is_not_ruined(script, seed):
     assert max(curves(only_run())["losses/approx_kl"].values()) < 0.2
 
 
-@both_kinds
-def test_log_ratios_are_bounded(script):
-    """exp of 1,000 overflows."""
-    module = importlib.import_module(script)
-    network = ppo.ActorCritic if script == "ppo" else grpo_rtg.Policy
-    loss = ppo.ppo_loss if script == "ppo" else grpo_rtg.grpo_loss
-    policy = network(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), module.Args())
-    for far in -1000.0, 1000.0:
-        numbers = torch.full((4,), far)
-        batch = {"obs": torch.zeros(4, 2), "actions": torch.zeros(4, 1), "weights": torch.ones(4)}
-        batch |= dict.fromkeys(("old_log_probs", "ref_log_probs", "returns"), numbers)
-        value, metrics = loss(policy, batch | {"advantages": -numbers}, 0.2, 0.04, 0.01)
-        value.backward()
-        numbers = [value, *metrics.values(), *(x.grad for x in policy.net.parameters())]
-        assert all(x.isfinite().all() for x in numbers)
-
-
 @pytest.mark.slow
 def test_a_penalty_towards_a_fixed_reference_does_not_end_in_nan():
+    """Log-ratios are bounded; test_loss.py has the small input."""
     assert greedy("grpo_rtg", *env("Repeat"), "--kl-coef", 0.04, "--ref-update-interval", 0) > -10
 
 
@@ -161,15 +144,13 @@ def test_an_evaluation_keeps_no_observations():
     assert len(alive) == 30 and max(alive) <= 2
 
 
-def test_a_constant_column_is_normalized_to_0(cli):
-    """1,000.1 in float32, over many updates of the statistics."""
-    options = ["--norm-obs", "--total-timesteps", 1000, *env("Constant")]
-    assert cli("grpo_rtg", *TINY["grpo_rtg"], *options)[0] == 0
-    policy = read(only_run() / "model.pt")["policy"]
-    stats = grpo_rtg.RunningMeanVar(2)
-    stats.load_state_dict({x: policy[f"obs_stats.{x}"] for x in ("count", "mean", "var")})
-    normal = stats.normalize(torch.tensor([[0.0, 1000.1], [9.0, 1000.1]]))
-    assert (normal[:, 1] == 0).all() and normal[1, 0] > 1 > -1 > normal[0, 0]
+def test_a_constant_column_is_normalized_to_0():
+    """1,000.1 in float32, over batches of many sizes."""
+    stats = grpo_rtg.RunningMeanVar(1)
+    column = torch.full((9000, 1), 1000.1)
+    for size in (7, 100, 3000, 9000):
+        stats.update(column[:size])
+        assert stats.normalize(column).abs().max() < 1e-6
 
 
 # Options, files and commands
@@ -248,10 +229,12 @@ def test_a_model_is_shown_in_five_episodes(cli, monkeypatch):
 
 
 def test_an_evaluation_of_more_than_a_second_shows_a_bar(capsys):
-    for name, shown in ("Slow", True), ("FromFive", False):
-        args, _, policy = make(name)
+    args, _, policy = make("FromFive")
+    act = policy.act
+    for seconds in 0, 0.12:  # a step
+        policy.act = lambda *x: time.sleep(seconds) or act(*x)  # noqa: B023
         grpo_rtg.evaluate(policy, args, seed=0)
-        assert ("Evaluating: " in capsys.readouterr().err) == shown
+        assert ("Evaluating: " in capsys.readouterr().err) == (seconds > 0)
 
 
 def test_ctrl_c_is_one_line(tmp_path):

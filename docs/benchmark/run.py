@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import csv
 import importlib
+import io
 import json
 import os
 import platform
@@ -142,12 +143,13 @@ def evaluate(script: str, model: str) -> list[str]:
     module = importlib.import_module(Path(script).stem)
     module.torch.set_num_threads(1)
     policy, args = load_policy(module, model)
-    returns = []
-    for greedy in (True, False):
-        with contextlib.redirect_stdout(None):  # what evaluate prints
+    means = []
+    nowhere = io.StringIO()  # for what evaluate prints, and its bar
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        for greedy in (True, False):
             options = replace(args, eval_episodes=100, greedy=greedy)
-            returns.append(f"{module.evaluate(policy, options, module.Run.EVAL_SEED).mean():.6g}")
-    return returns
+            means.append(module.evaluate(policy, options, module.Run.EVAL_SEED).mean())
+    return [f"{mean:.6g}" for mean in means]
 
 
 def load_policy(module, model: str):

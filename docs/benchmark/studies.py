@@ -2,7 +2,7 @@
 which seeds.
 
 A study is a function that gives the fields of run.py's Job for each of its runs, in the order to
-run them in.
+run them in. Of what is over only the rows are left, which run.py --replay runs with their commits.
 """
 
 import re
@@ -308,7 +308,7 @@ NEIGHBOR_CHOICES = {
 
 
 def neighbor_script(change: str) -> str:
-    """What runs a choice of NEIGHBOR_CHOICES: grpo_rtg.py has an option for k alone."""
+    """What ran a choice of NEIGHBOR_CHOICES: grpo_rtg.py had an option for k alone."""
     own = re.search("power|steps|weight|candidates", change)
     return "docs/benchmark/neighbor_choices.py" if own else "grpo_rtg.py"
 
@@ -459,7 +459,9 @@ def norm_obs():
 
 
 def first_std():
-    """The tuned flags with a first standard deviation of e^-2, as RL-Zoo has it; main has 1."""
+    """The tuned flags with a first standard deviation of e^-2, as RL-Zoo has it; main has 1. Today
+    this is --log-std-init -2.
+    """
     variants = ("PPO", "return-to-go, timestep", "return-to-go, neighbors")
     for env, seed, variant in product(reversed(MUJOCO), SEEDS, variants):
         options = f"--script {VARIANTS[variant]} --log-std -2 {tuned(env, variant)}"
