@@ -184,9 +184,9 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            padding = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("padding", padding, persistent=False)
-            num_outputs = padding.numel()
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
+            self.register_buffer("padding", missing * -1e9, persistent=False)  # of the logits
+            num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
         self.obs_stats = RunningMeanVar(obs_space.shape[0])
@@ -198,7 +198,7 @@ class Policy(nn.Module):
         outputs = self.net(obs.float())
         if self.continuous:
             return outputs
-        return outputs.view(-1, *self.padding.shape).masked_fill(self.padding, -1e9)
+        return outputs.view(-1, *self.padding.shape) + self.padding
 
     def forward(self, obs: Tensor) -> Distribution:
         """π_θ(·|s) for obs [B, D]."""
