@@ -260,7 +260,8 @@ def execute_there(tree: Path, rows: list[dict]) -> list[dict]:
     command = [sys.executable, "-c", EXECUTE, json.dumps(asdict(job_of(rows)))]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError((done.stderr.splitlines() or [f"status {done.returncode}"])[-1])
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        raise RuntimeError((errors or [f"status {done.returncode}"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 
