@@ -474,8 +474,10 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         raise UserError(f"Cannot make {args.env_id} with {kwargs}: {why}") from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
-    num_options(env.action_space)
-    if isinstance(env.action_space, spaces.Box) and env.action_space.is_bounded():
+    space = env.action_space
+    num_options(space)
+    bounded = isinstance(space, spaces.Box) and space.is_bounded()
+    if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
     try:
         num_inputs = spaces.flatdim(env.observation_space)
