@@ -66,8 +66,8 @@ class Args:
     norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    num_minibatches: int = 8  # gradient steps per pass; fewer if each had less than 32 steps
-    learning_rate: float = 5e-3  # Adam's step size
+    minibatch_size: int = 256  # steps that a gradient step sees
+    learning_rate: float = 3e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
@@ -260,9 +260,10 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # arrays of one, too
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
-        yield members, obs, actions, to_numbers(rewards), terminated, truncated
+        yield members, obs, actions, rewards, terminated, truncated
         goes_on = ~(terminated | truncated)
         members = members[goes_on]
         next_obs = [o for o, on in zip(next_obs, goes_on) if on]
@@ -336,7 +337,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
     for _ in range(args.update_epochs):  # line 10
-        for minibatch in minibatches(batch, args.num_minibatches, rng):
+        for minibatch in minibatches(batch, args.minibatch_size, rng):
             loss, metrics = grpo_loss(
                 policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef
             )
@@ -353,10 +354,10 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     return mean_metrics(history)
 
 
-def minibatches(batch: dict, num_minibatches: int, rng: np.random.Generator):
-    """All S steps of a batch, shuffled, in so many minibatches or fewer, of at least 32 steps."""
+def minibatches(batch: dict, minibatch_size: int, rng: np.random.Generator):
+    """All S steps of a batch, shuffled, in equal minibatches of about this size."""
     num_steps = len(batch["obs"])
-    num_minibatches = min(num_minibatches, max(1, num_steps // 32))
+    num_minibatches = max(1, round(num_steps / minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
     order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
     for indices in order.tensor_split(num_minibatches):
@@ -479,14 +480,13 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     bounded = isinstance(space, spaces.Box) and space.is_bounded()
     if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-    try:
-        num_inputs = spaces.flatdim(env.observation_space)
-    except (NotImplementedError, ValueError) as error:
+    obs_space = env.observation_space
+    if not obs_space.is_np_flattenable:
         raise UserError(
             "Observations cannot be flattened: wrap the environment, as minigrid's FlatObsWrapper "
-            f"does (docs/environments.md): {env.observation_space}"
-        ) from error
-    if env.observation_space.shape != (num_inputs,):
+            f"does (docs/environments.md): {obs_space}"
+        )
+    if obs_space.shape != (spaces.flatdim(obs_space),):
         env = gym.wrappers.FlattenObservation(env)
     return env
 
@@ -521,14 +521,6 @@ def stack(obs) -> np.ndarray:
     """Observations [B, D]: images stay bytes, all else becomes float32."""
     obs = np.array(obs)
     return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
-
-
-def to_numbers(rewards) -> np.ndarray:
-    """Rewards [B] float64, each a number or an array of one."""
-    numbers = np.array(rewards, np.float64)
-    if numbers.size != len(rewards):
-        raise UserError(f"A reward must be one number, not {rewards[0]}.")
-    return numbers.flatten()
 
 
 def start_device(cuda: bool) -> torch.device:
@@ -607,12 +599,6 @@ class Progress:
     eval_step: int = 0  # when that was
     best_return: float = -np.inf  # the best mean of an evaluation
 
-    def state_dict(self) -> dict:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict) -> None:
-        vars(self).update(vars(Progress(**state)))
-
 
 class Run:
     """A run's progress, logs and files. Of torchrun's processes the first has the files."""
@@ -623,12 +609,12 @@ class Run:
     def __init__(self, args: Args, parts: dict):
         self.args = args
         self.progress = Progress()
-        self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
+        self.parts = parts  # what a checkpoint keeps beside the progress
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
-            load(args.resume, self.parts)
+            self.progress = Progress(**load(args.resume, parts)["progress"])
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
             if args.render:  # whether that works is better known before training
@@ -708,6 +694,7 @@ class Run:
     def save_checkpoint(self) -> None:
         self.writer.flush()
         states = {name: part.state_dict() for name, part in self.parts.items()}
+        states["progress"] = asdict(self.progress)
         save(self.dir / "checkpoint.pt", self.args, states)
         self.saved = time.perf_counter()
 
@@ -797,7 +784,7 @@ def check_args(args: Args) -> None:
     """UserError if an option is out of range, or processes cannot share the groups."""
     lowest = {"group_size": 2, "log_std_init": -20}
     lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
-    lowest |= dict.fromkeys(("num_minibatches", "hidden_size", "num_threads", "eval_episodes"), 1)
+    lowest |= dict.fromkeys(("minibatch_size", "hidden_size", "num_threads", "eval_episodes"), 1)
     highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
