@@ -18,7 +18,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
-each_script = pytest.mark.parametrize("script", SCRIPTS)
 both_kinds = pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])  # which differ in more than Â
 # A run of a few iterations, a fifth of a second long.
 TINY = ["--total-timesteps", 400, "--max-episode-steps", 20, "--hidden-size", 8]

@@ -3,8 +3,6 @@
 Numbers against loops are in test_oracle.py, --baseline regression is in test_regression.py.
 """
 
-import math
-
 import pytest
 import torch
 
@@ -42,18 +40,6 @@ def test_garbage_in_the_padding_changes_nothing(compute):
 
 
 @each_variant
-def test_groups_do_not_leak_into_each_other(compute):
-    rewards, mask = block([3, 7, 5], [2, 2, 6], [4, 4, 4])
-    rewards[2] = 0.1  # a tie in one group leaves the others alone
-    together = compute(rewards, mask, 0.9, True)
-    for k in range(3):
-        alone = compute(rewards[[k]], mask[[k]], 0.9, True)
-        torch.testing.assert_close(together[[k]], alone, rtol=0, atol=1e-12)
-    rewards[1:] *= 100
-    assert torch.equal(together[0], compute(rewards, mask, 0.9, True)[0])
-
-
-@each_variant
 @pytest.mark.parametrize("unit", [1e-12, 1e12])
 def test_the_unit_of_the_rewards_does_not_matter(compute, unit):
     rewards, mask = block([3, 7, 5], [2, 2, 6])
@@ -64,23 +50,13 @@ def test_the_unit_of_the_rewards_does_not_matter(compute, unit):
         torch.testing.assert_close(given, expected, rtol=1e-9, atol=0)
 
 
-def test_a_constant_added_to_the_rewards_shifts_only_the_baseline():
-    """Of process whatever the lengths, for it pools single steps; of others if they are equal."""
-    for name in ("outcome", "process", "rtg_timestep"):
-        rewards, mask = block([3, 7, 5] if name == "process" else [6, 6, 6])
-        shifted = VARIANTS[name](rewards + 5, mask, 0.9, True)
-        expected = VARIANTS[name](rewards, mask, 0.9, True)
-        torch.testing.assert_close(shifted, expected, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["outcome", "process", "rtg_timestep"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ties_give_exactly_zero(name, dtype):
+def test_ties_give_exactly_zero(name):
     """500 equal rewards of 0.1 must not become noise divided by a tiny number, as in float32."""
     for members in (2, 3, 7):
         rewards, mask = block([500] * members, value=0.1)
         for norm_std in (True, False):
-            assert (VARIANTS[name](rewards.to(dtype), mask, 0.99, norm_std) == 0).all()
+            assert (VARIANTS[name](rewards.float(), mask, 0.99, norm_std) == 0).all()
 
 
 @each_variant
@@ -92,31 +68,6 @@ def test_rounding_is_a_tie_and_a_small_spread_counts(compute):
     assert compute(rewards, mask, 0.0, True).abs().max() > 1
 
 
-def test_two_members_are_a_preference():
-    """With G = 2 the outcome advantages are ±1/√2 whatever the margin."""
-    mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    for margin in (1e-3, 1.0, 1e6):
-        rewards = torch.tensor([[[1.0 + margin], [1.0]]])
-        advantages = VARIANTS["outcome"](rewards, mask, 1.0, True).flatten().tolist()
-        assert advantages == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)])
-
-
-def test_process_is_zero_where_every_step_pays_the_same():
-    rewards, mask = block([20, 500, 83], value=1.0)  # CartPole
-    assert (VARIANTS["process"](rewards, mask, 1.0, True) == 0).all()
-    assert (VARIANTS["outcome"](rewards, mask, 1.0, True)[mask] != 0).all()
-
-
-def test_process_ranks_by_reward_rate():
-    """Â_{i,0} = (R_i - |o_i| mean) / std: the long episode earns 6, the short one 3."""
-    rewards, mask = block([2, 6], value=1.0)
-    rewards[0, 0, 1] = 2.0
-    first_steps = VARIANTS["process"](rewards, mask, 1.0, True)[0, :, 0]
-    mean, std = 9 / 8, math.sqrt((7 * (1 / 8) ** 2 + (7 / 8) ** 2) / 7)
-    assert first_steps.tolist() == pytest.approx([(3 - 2 * mean) / std, (6 - 6 * mean) / std])
-    assert first_steps[0] > first_steps[1]
-
-
 def test_perfect_episodes_look_bad_at_their_end_only_to_the_pooled_baseline():
     """Eight CartPole episodes of 500 steps at γ = 0.99: the time limit is nobody's fault.
 
@@ -126,8 +77,6 @@ def test_perfect_episodes_look_bad_at_their_end_only_to_the_pooled_baseline():
     pooled = VARIANTS["rtg"](rewards, mask, 0.99, True)
     assert pooled.sum().abs() < 1e-6 and (pooled > 0).any()
     assert -3.5 < pooled[..., -10:].mean() < -2.5
-    assert (VARIANTS["rtg_timestep"](rewards, mask, 0.99, True) == 0).all()
-    assert (VARIANTS["outcome"](rewards, mask, 0.99, True) == 0).all()
 
 
 class TestPublishedBugs:

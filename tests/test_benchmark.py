@@ -1,5 +1,5 @@
 """docs/benchmark: rows are what the scripts did, a finished run is not repeated, a replay runs the
-commit that a row names, and statistics are those worked by hand.
+commit that a row names, statistics and tables are those worked by hand.
 """
 
 import argparse
@@ -8,9 +8,8 @@ import importlib
 import json
 import subprocess
 import sys
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,11 +34,8 @@ def test_the_rows_are_what_the_script_gives(load):
     *curve, last = run.execute(run.Job(*JOB))
     assert [row["step"] for row in curve] == list(range(100, 2501, 100))
     assert all(1 <= float(row["eval_return"]) <= 500 for row in curve[10:])
-    assert (
-        last["command"]
-        == f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
-    )
-    assert last["commit"] and "torch 2" in last["versions"]
+    command = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
+    assert last["command"] == command and last["commit"] and "torch 2" in last["versions"]
     module = load("grpo_outcome")  # the same flags in this process
     args = module.Args(seed=7, total_timesteps=2500, num_groups=1, group_size=4)
     summary = module.train(replace(args, update_epochs=2, learning_rate=1e-9))
@@ -64,22 +60,10 @@ def made(run, job, **last) -> list[dict]:
 def test_a_study_is_resumed_and_changed_flags_are_run_again(load, monkeypatch, tmp_path):
     run, studies = load("run"), load("studies")
     executed = []
-
-    class Pool:  # in this process
-        def __init__(self, *_, **__): ...
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_): ...
-        def submit(self, function, job):
-            executed.append(job)
-            future = Future()
-            future.set_result(made(run, job))
-            return future
-
+    monkeypatch.setattr(run, "execute", lambda job: executed.append(job) or made(run, job))
+    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     over = (*JOB[:4], "grpo_rtg.py", "--baseline neighbors")
     monkeypatch.setattr(studies, "STUDIES", {"small": lambda: [JOB, over]})
-    monkeypatch.setattr(run, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "ROOT", tmp_path.parent)  # for the path that it prints
     monkeypatch.setattr(sys, "argv", ["run.py", "small"])
@@ -191,16 +175,74 @@ def test_the_parts_of_a_step_are_the_whole(load):
     assert 0 < result["dropped"] < result["total"]  # the last rollout, that of the steps left over
 
 
+@pytest.fixture
+def boxes(load, monkeypatch, tmp_path):
+    """The module with a CSV in the test's folder and CartPole only, for 5,000 steps."""
+    module = load("boxes")
+    monkeypatch.setattr(module, "CSV", tmp_path / "results" / "boxes.csv")
+    small = module.Environment(5000, 20, "ppo.py --env-id CartPole-v1")
+    monkeypatch.setattr(module, "ENVIRONMENTS", {"CartPole-v1": small})
+    return module
+
+
 @pytest.mark.slow
-def test_gait_plays_the_episodes_of_the_evaluation(load, capsys, monkeypatch):
-    pytest.importorskip("mujoco")
-    script = load("grpo_rtg")
-    args = script.Args(env_id="Hopper-v5", total_timesteps=2000, eval_episodes=20)
-    summary = script.train(args)
-    monkeypatch.setattr(sys, "argv", ["gait.py", str(Path(summary["run_dir"], "model.pt"))])
-    capsys.readouterr()
-    load("gait").main()
-    lines = capsys.readouterr().out.splitlines()
-    returns = [float(line.split()[1].strip(",")) for line in lines]
-    assert returns == pytest.approx(summary["eval_returns"], abs=0.51)
-    assert all(abs(float(line.split()[-1])) < 1 for line in lines)
+def test_a_run_fills_its_row_and_is_not_repeated(boxes, monkeypatch):
+    pytest.importorskip("stable_baselines3")
+    jobs = [boxes.Job("CartPole-v1", x, 1) for x in ("grpo_rtg.py", "ppo.py", boxes.RL_ZOO)]
+    assert boxes.run_missing(jobs, boxes.CSV, 1) is None
+    rows = {entry: row for (_, entry, _), row in boxes.read().items()}
+    for entry in ("grpo_rtg", "ppo"):  # the same run in this process
+        module, row = importlib.import_module(entry), rows[f"{entry}.py"]
+        ended = module.train(module.Args(seed=1, total_timesteps=5000))
+        assert float(row["training"]) == pytest.approx(ended["train_return"], abs=1e-3)
+        assert float(row["greedy"]) == pytest.approx(ended["eval_returns"].mean(), abs=1e-3)
+        assert int(row["steps"]) == ended["steps"] <= 5000
+    row, curve = rows[boxes.RL_ZOO], json.loads(rows[boxes.RL_ZOO]["curve"])
+    assert int(row["steps"]) == 5120 and int(row["reach_steps"]) == curve[0][0]
+    monkeypatch.setattr(boxes, "execute", lambda job, *_: pytest.fail(str(job)))
+    boxes.run_missing(jobs, boxes.CSV, 1)
+
+
+def test_a_return_is_reached_when_the_mean_of_100_episodes_is(boxes):
+    meter = boxes.Meter(10, 1000, 0)
+    meter.start()
+    meter.add([1000.0] * 50 + [5.0] * 49, 150)  # a mean of 99 does not count
+    assert meter.reached == (None, None) and meter.curve == []
+    meter.add([5.0], 200)
+    meter.add([5.0], 210)  # in the same 50th of the budget
+    meter.add([5.0], 221)
+    assert meter.reached[0] == 200 and meter.curve[0][2] == 502.5
+    assert [step for step, *_ in meter.curve] == [200, 221]
+
+
+def row_of(boxes, entry, seed, **figures) -> dict:
+    """A row as it is read from the CSV."""
+    job = boxes.Job("CartPole-v1", entry, seed)
+    numbers = dict.fromkeys(boxes.NUMBERS, "") | {"seconds": 9, "peak": 250}
+    row = numbers | {"command": job.command, "curve": "[]"} | figures
+    return {job.key: {name: str(value) for name, value in row.items()}}
+
+
+def test_the_tables_of_boxes_and_defaults(load, boxes, monkeypatch):
+    rows = row_of(boxes, boxes.SB3, 1, greedy=7)
+    rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=1000, reach_seconds=3, seconds=11)
+    rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=2000, reach_seconds=5)
+    rows |= row_of(boxes, "ppo.py", 3, greedy=410, seconds=10)
+    rows |= row_of(boxes, "ppo.py", 4, greedy=1, seconds=20)
+    row = "| ppo.py | 405.0 [1.0, 500.0] | – | 50% | 1,500 [1,000, 2,000] | 4.0 [3.0, 5.0] "
+    assert row + "| 10 [9, 20] | – | 250 [250, 250] | 4 |" in boxes.table(rows)
+    head, _, *lines = boxes.overview(rows).splitlines()
+    assert "CartPole-v1<br>5,000 steps<br>threshold 20 |" in head
+    assert lines == [
+        "| `ppo.py` | 405<br>3 of 4<br>> 7.5 s | > 7.5 |",  # of 3, 5, and the whole 10 and 20 s
+        f"| {boxes.SB3} | 7<br>0 of 1<br>> 9.0 s | > 9.0 |",
+    ]
+    defaults = load("defaults")
+    monkeypatch.setattr(defaults, "ENVIRONMENTS", ["CartPole-v1"])
+    first, second = defaults.candidates()[:2]
+    rows = row_of(boxes, first, 101, greedy=-9, reach_seconds=4)
+    rows |= row_of(boxes, first, 102, greedy=-9)  # never: all its 9 s count, √(4·9) = 6
+    rows |= row_of(boxes, second, 101, greedy=99, reach_seconds=2)
+    _, _, best, worse = defaults.table(rows).splitlines()
+    assert best == f"| {defaults.name(second)} | 2.0 | 2.0, 99, 1 of 1 |"
+    assert worse == f"| {defaults.name(first)} | 6.0 | 6.0, -9, 0 of 2 |"

@@ -106,30 +106,14 @@ def neutral(code: str) -> str:
     return re.sub(r"  # line \d+|[μK] passes|Policy|ActorCritic", "", code)
 
 
-def code_tokens(text: str) -> tuple[int, int]:
-    """Tokens and lines of a file's code, docstrings and comments left out."""
-    left_out = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
-            node
-        ):
-            left_out |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT}
-    skipped |= {tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in skipped and token.start[0] not in left_out
-    ]
-    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-    return len(tokens), len(lines)
-
-
 @each_script
 def test_one_idea_a_line(script):
-    """At most 11 tokens a line of code, and no a, b = x, y."""
-    tokens, lines = code_tokens(read(script))
-    assert tokens <= 11 * lines
+    """At most 10 tokens a line of code, and no a, b = x, y."""
+    left_out = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT}
+    left_out |= {tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(read(script)).readline)
+    lines = [token.start[0] for token in tokens if token.type not in left_out]
+    assert len(lines) <= 10 * len(set(lines))
     for node in ast.walk(ast.parse(read(script))):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             assert not any(isinstance(x, ast.Tuple) for x in node.targets), node.lineno
@@ -142,7 +126,6 @@ def test_the_algorithm_stands_first(script):
     advantage = "def compute_gae(" if script == "ppo" else "def compute_advantages("
     [first] = [i for i, line in enumerate(lines, 1) if line.startswith(advantage)]
     assert first <= 130 and dividing < (510 if script == "grpo_rtg" else 420)
-    assert max(map(len, lines)) <= 100
     names = list(pieces(script))
     order = [advantage[4:-1], "Policy", "make_batch", "update", "train", "UserError", "main"]
     assert sorted(order, key=names.index) == order
@@ -156,13 +139,3 @@ def test_a_copied_script_names_its_requirements(script):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     needed = [line.partition(" #")[0] for line in lines if not line.startswith(("#", "pytest"))]
     assert metadata == {"requires-python": ">=3.11", "dependencies": needed}
-
-
-def test_a_drift_is_found(tmp_path, monkeypatch):
-    for script in GRPO:
-        (tmp_path / f"{script}.py").write_text(read(script))
-    drifted = read("grpo_rtg").replace("zero_grad()", "zero_grad(set_to_none=False)")
-    (tmp_path / "grpo_rtg.py").write_text(drifted)
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    with pytest.raises(AssertionError, match=r"\+.*set_to_none=False"):
-        test_grpo_files_differ_only_in_the_algorithm("grpo_rtg")

@@ -1,14 +1,15 @@
 """That each script learns with its defaults, and runs on the environments that Gymnasium ships."""
 
 import importlib
+import json
 
 import numpy as np
 import pytest
 
-SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
-each_script = pytest.mark.parametrize("script", SCRIPTS)
+from tests.child import both_kinds, curves, read
+from tests.envs import Choices
+
 slow = pytest.mark.slow
-SLOW = [pytest.param(x, marks=slow) for x in ("grpo_outcome", "grpo_process")]
 
 
 def train(script, **options):
@@ -16,28 +17,26 @@ def train(script, **options):
     return module.train(module.Args(**options))
 
 
-LEARNED = {  # with the defaults: steps, and the return that is reached
-    "CartPole-v1": (200_000, 475),
-    "Acrobot-v1": (500_000, -100),
-    "Pendulum-v1": (500_000, -200),
-    "MountainCarContinuous-v0": (300_000, 80),
-    "FrozenLake-v1": (100_000, 0.6),
-    "LunarLander-v3": (1_000_000, 150),
-}
+LEARNED = [  # with the defaults: steps, and the return that is reached
+    ("grpo_rtg", "CartPole-v1", 150_000, 475),
+    ("grpo_rtg", "Acrobot-v1", 300_000, -100),
+    ("grpo_rtg", "Pendulum-v1", 300_000, -200),
+    ("grpo_rtg", "MountainCarContinuous-v0", 300_000, 80),
+    ("grpo_rtg", "FrozenLake-v1", 100_000, 0.6),
+    ("grpo_rtg", "LunarLander-v3", 1_000_000, 150),
+    ("grpo_outcome", "CartPole-v1", 200_000, 475),
+    ("ppo", "CartPole-v1", 100_000, 475),
+    ("ppo", "Pendulum-v1", 500_000, -200),
+    ("ppo", "LunarLander-v3", 1_000_000, 150),
+]
 
 
 @slow
-@pytest.mark.parametrize(
-    ("script", "env_id"),
-    [("grpo_rtg", env_id) for env_id in LEARNED]
-    + [("ppo", "CartPole-v1"), ("ppo", "Pendulum-v1"), ("ppo", "LunarLander-v3")]
-    + [("grpo_outcome", "CartPole-v1")],
-)
-def test_the_defaults_learn(script, env_id):
+@pytest.mark.parametrize(("script", "env_id", "steps", "threshold"), LEARNED)
+def test_the_defaults_learn(script, env_id, steps, threshold):
     """With seeds that neither the tuning nor a table has. One in ten may fail, hardly two."""
     if env_id == "LunarLander-v3":
         pytest.importorskip("Box2D")
-    steps, threshold = LEARNED[env_id]
     runs = (train(script, seed=s, env_id=env_id, total_timesteps=steps) for s in (201, 202))
     assert any(run["eval_returns"].mean() >= threshold for run in runs)
 
@@ -47,14 +46,39 @@ def test_process_supervision_learns_nothing_on_cartpole():
     assert 15 < train("grpo_process", total_timesteps=4000)["train_return"] < 30
 
 
-@pytest.mark.parametrize("script", [*SLOW, "grpo_rtg", "ppo"])
-def test_actions_from_five_are_learned(script):
-    """FromFive pays 1 of its ten steps' actions 5, 6, 7 for 7."""
+SMALL = [pytest.param(x, "FromFive", {}, marks=slow) for x in ("grpo_outcome", "grpo_process")]
+SMALL += [("grpo_rtg", "FromFive", {}), ("ppo", "FromFive", {})]
+SMALL += [("grpo_rtg", "Choices", {"kind": kind}) for kind in Choices.kinds]
+SMALL += [("ppo", "Choices", {"kind": "MultiDiscrete"})]
+
+
+@pytest.mark.parametrize(("script", "env", "kwargs"), SMALL)
+def test_actions_of_any_kind_are_learned(script, env, kwargs):
+    """The last of each choice's options pays, 10 in an episode; the space starts at any number."""
     shape = {"num_envs": 8, "num_steps": 40} if script == "ppo" else {"group_size": 32}
     options = {"num_minibatches": 4, "learning_rate": 1e-2, "eval_episodes": 20} | shape
     options |= {} if script == "ppo" else {"num_groups": 1}
-    summary = train(script, env_id="tests.envs:FromFive-v0", total_timesteps=6000, **options)
+    options |= {"env_id": f"tests.envs:{env}-v0", "env_kwargs": json.dumps(kwargs)}
+    summary = train(script, total_timesteps=6000, **options)
     assert summary["eval_returns"].mean() >= 9 and summary["train_return"] > 7
+    recent = read(summary["run_dir"] / "checkpoint.pt")["progress"]["recent_returns"]
+    assert len(recent) == 100 and np.mean(recent) == summary["train_return"]
+
+
+@slow
+@pytest.mark.parametrize(("script", "steps"), [("grpo_rtg", 100_000), ("ppo", 200_000)])
+def test_what_has_been_solved_is_not_ruined(script, steps):
+    """Without a bound on the KL divergence an update ends far from where it began."""
+    summary = train(script, env_id="tests.envs:Repeat-v0", total_timesteps=steps)
+    assert summary["eval_returns"].mean() > -2  # untrained -11
+    assert max(curves(summary["run_dir"])["losses/approx_kl"].values()) < 0.2
+
+
+@slow
+@both_kinds
+def test_episodes_of_one_step_are_learned(script):
+    summary = train(script, env_id="tests.envs:Match-v0", total_timesteps=20_000)
+    assert summary["eval_returns"].mean() == 1
 
 
 ENVS = ["Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "MountainCar-v0", "Taxi-v4"]
@@ -62,7 +86,7 @@ ENVS += ["FrozenLake-v1", "CliffWalking-v1", "Pendulum-v1"]
 
 
 @slow
-@each_script
+@both_kinds
 @pytest.mark.parametrize("env_id", ENVS)
 def test_runs_on(script, env_id):
     """Two iterations or more, cut short, with every option of the network on."""

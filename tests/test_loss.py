@@ -1,6 +1,5 @@
 """The objective, its gradient and the update. Eq. 3 as a scalar loop is in test_oracle.py."""
 
-import importlib
 import math
 
 import gymnasium as gym
@@ -11,7 +10,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_rtg
 import ppo
-from tests.child import TINY
 
 OBS = gym.spaces.Box(-1, 1, (3,))
 COEFS = {"clip_coef": 0.2, "kl_coef": 0.0, "ent_coef": 0.0}
@@ -50,38 +48,19 @@ def gradient(policy, loss):
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(policy.parameters()))])
 
 
-def test_the_first_gradient_is_the_policy_gradient(policy):
-    """ρ is 1: the surrogate is the weighted mean advantage, nothing clipped, no KL built up."""
-    batch = make_batch(policy)
-    loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 0.04, 0.0)
-    expected = -(batch["weights"] * batch["advantages"]).mean()
-    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-6)
-    assert metrics["losses/clipfrac"] == 0
-    assert abs(metrics["losses/approx_kl"]) < 1e-6 and abs(metrics["losses/kl"]) < 1e-6
-    log_probs = policy(batch["obs"]).log_prob(batch["actions"])
-    expected = gradient(policy, -(batch["weights"] * batch["advantages"] * log_probs).mean())
-    torch.testing.assert_close(gradient(policy, loss), expected, rtol=0, atol=1e-6)
-
-
 def test_kl_pulls_towards_the_reference(policy):
-    """A published bug: on detached log-probabilities the penalty has no gradient."""
-    batch = make_batch(policy) | {"advantages": torch.zeros(64)}
-    batch["ref_log_probs"] = batch["ref_log_probs"] + torch.linspace(-1, 1, 64)
+    """Published bugs: no gradient, being of detached log-probabilities; the other way round.
+
+    π_ref/π_θ - log(π_ref/π_θ) - 1 at π_ref = e π_θ is e - 2; the other way round it is 1/e.
+    """
+    batch = make_batch(policy) | {"advantages": torch.zeros(64), "weights": torch.ones(64)}
+    batch["ref_log_probs"] = batch["old_log_probs"] + 1
     loss, metrics = grpo_rtg.grpo_loss(policy, batch, 0.2, 1.0, 0.0)
+    assert metrics["losses/kl"].item() == pytest.approx(math.e - 2, rel=1e-5)
     log_probs = policy(batch["obs"]).log_prob(batch["actions"])
-    # d KL / d log π_θ = 1 - π_ref / π_θ
-    slope = 1 - (batch["ref_log_probs"] - log_probs.detach()).exp()
-    expected = gradient(policy, (batch["weights"] * slope * log_probs).mean())
+    expected = gradient(policy, (1 - math.e) * log_probs.mean())  # d KL / d log π_θ = 1 - π_ref/π_θ
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(gradient(policy, loss), expected, rtol=0, atol=1e-6)
-
-
-def test_kl_ratio_is_the_right_way_round(policy):
-    """π_ref/π_θ - log(π_ref/π_θ) - 1 at π_ref = e π_θ is e - 2; the other way round it is 1/e."""
-    batch = make_batch(policy) | {"weights": torch.ones(64)}
-    batch["ref_log_probs"] = batch["old_log_probs"] + 1
-    _, metrics = grpo_rtg.grpo_loss(policy, batch, **COEFS)
-    assert metrics["losses/kl"].item() == pytest.approx(math.e - 2, rel=1e-5)
 
 
 def test_coefficients_of_0_leave_kl_and_entropy_out(policy):
@@ -174,42 +153,20 @@ class TestUpdate:
         assert {coefs for _, coefs in seen} == {expected}
 
 
-@pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])
-def test_nan_is_not_trained_on(script, monkeypatch, cli):
-    module = importlib.import_module(script)
-    name = "ppo_loss" if script == "ppo" else "grpo_loss"
-    loss = getattr(module, name)
-
-    def broken(*args):
-        value, metrics = loss(*args)
-        return value * float("nan"), metrics
-
-    monkeypatch.setattr(module, name, broken)
-    status, _, err = cli(script, *TINY[script])
-    assert status == 2 and "The update became NaN or infinite: lower --learning-rate." in err
-
-
 def test_adam_is_torchs():
     """The same steps as torch's, to the last bit, and states that each can go on from."""
     own, torchs = grpo_rtg.Adam, torch.optim.Adam
     for first, second in (own, own), (own, torchs), (torchs, own):
-        nets = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
-        nets[1].load_state_dict(nets[0].state_dict())
-        optimizers = [
-            make(net.parameters(), 0.1, eps=1e-5, fused=True)
-            for make, net in zip((first, torchs), nets)
-        ]
-        generator = torch.Generator().manual_seed(0)
+        nets = [make_policy().net, make_policy().net]
+        optimizers = [first(nets[0].parameters(), 0.1), torchs(nets[1].parameters(), 0.1)]
         for i in range(6):
             if i == 3:
                 state = optimizers[0].state_dict()
-                optimizers[0] = second(nets[0].parameters(), 9.0, fused=True)
+                optimizers[0] = second(nets[0].parameters(), 9.0)
                 optimizers[0].load_state_dict(state)
-            x = torch.randn(5, 3, generator=generator)
             for net, optimizer in zip(nets, optimizers):
                 optimizer.zero_grad()
                 assert all(parameter.grad is None for parameter in net.parameters())
-                net(x).square().sum().backward()
+                net(torch.ones(5, 3) + i).square().sum().backward()
                 optimizer.step()
-            for given, expected in zip(nets[0].parameters(), nets[1].parameters()):
-                assert torch.equal(given, expected)
+            torch.testing.assert_close(nets[0].state_dict(), nets[1].state_dict(), rtol=0, atol=0)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import grpo_rtg
-from grpo_rtg import Episodes, ReturnRegression, RunningMeanVar, compute_advantages
-from tests.child import TINY
+from grpo_rtg import Episodes, ReturnRegression, compute_advantages
 
 
 def make_episodes(lengths, seed=0, truncated=False, reward=None):
@@ -111,16 +110,6 @@ def test_the_features_approximate_a_gaussian_kernel():
         assert (2 * cosines @ cosines.T / 256 - expected).abs().mean() < 0.06
 
 
-def test_a_restored_regression_goes_on_to_the_bit():
-    whole, restored = ReturnRegression(3, 0.67), ReturnRegression(3, 0.67)
-    for episodes in ITERATIONS[:2]:
-        whole(episodes, 0.9)
-    restored.load_state_dict(whole.state_dict())
-    assert torch.equal(whole(ITERATIONS[2], 0.9), restored(ITERATIONS[2], 0.9))
-    for given, expected in zip(restored.state_dict().values(), whole.state_dict().values()):
-        assert torch.equal(given, expected)
-
-
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("norm_std", [True, False])
 def test_advantages_are_gae_over_the_baseline(gae_lambda, norm_std):
@@ -187,83 +176,22 @@ OBSERVATIONS = {  # two kinds of observations that say the same
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
-def test_the_unit_of_the_observations_does_not_matter(kind):
+def test_units_do_not_matter(kind):
+    """Of the observations; of the rewards the fit has theirs."""
     results = []
     for change in OBSERVATIONS[kind]:
         iterations = [episodes._replace(obs=change(episodes.obs)) for episodes in ITERATIONS]
         regression = ReturnRegression(iterations[0].obs.shape[1], 0.67)
         results.append(torch.cat([regression(x, 0.9).flatten() for x in iterations]))
+        paid = [x._replace(rewards=1e12 * x.rewards) for x in iterations]
+        regression = ReturnRegression(iterations[0].obs.shape[1], 0.67)
+        results.append(1e-12 * torch.cat([regression(x, 0.9).flatten() for x in paid]))
     assert results[0].abs().max() > 0.1
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [[[1, 1], [1, 1]], [[60, 1], [2, 60]]])
-@pytest.mark.parametrize("reward", [None, 1.0, -1e6])
-def test_every_kind_of_episode_gives_finite_numbers(lengths, reward):
-    for truncated in (False, True):
-        regression = ReturnRegression(3, 0.67)
-        for seed in range(3):
-            episodes = make_episodes(lengths, seed, truncated, reward)
-            rewards, mask = episodes.rewards, episodes.mask
-            values = regression(episodes, 0.99)
-            advantages = compute_advantages(rewards, mask, 0.99, True, "regression", values)
-            assert values.isfinite().all() and advantages.isfinite().all()
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-5)
 
 
 def test_too_many_inputs_are_one_sentence():
     ReturnRegression(4096, 0.67)
     with pytest.raises(grpo_rtg.UserError, match=r"4,097 numbers .*--baseline timestep\.$"):
         ReturnRegression(4097, 0.67)
-
-
-def test_a_run_fits_its_episodes_with_its_options(cli, monkeypatch):
-    """The values of each iteration are, to the bit, those of a regression on the same episodes."""
-    played, given = [], []
-
-    def collect_groups(*args):
-        played.append(collect(*args))
-        return played[-1]
-
-    def watched(*args, **kwargs):
-        given.append((args, kwargs))
-        return compute_advantages(*args, **kwargs)
-
-    collect = grpo_rtg.collect_groups
-    monkeypatch.setattr(grpo_rtg, "collect_groups", collect_groups)
-    monkeypatch.setattr(grpo_rtg, "compute_advantages", watched)
-    options = ["--gamma", 0.8, "--gae-lambda", 0.7, "--decay", 0.5, "--no-norm-std"]
-    assert cli("grpo_rtg", *TINY["grpo_rtg"], *options)[0] == 0
-    assert len(given) > 2
-    regression = ReturnRegression(4, 0.5)
-    for episodes, ((rewards, mask, gamma), kwargs) in zip(played, given):
-        assert torch.equal(kwargs.pop("values"), regression(episodes, 0.8))
-        assert rewards is episodes.rewards and mask is episodes.mask and gamma == 0.8
-        assert kwargs == {"norm_std": False, "baseline": "regression", "gae_lambda": 0.7}
-
-
-class TestRunningMeanVar:
-    x = 1000 + 5 * torch.randn(9000, 2, generator=torch.Generator().manual_seed(0))  # float32
-
-    def test_parts_are_merged_to_the_whole(self):
-        for sizes in ([9000], [1, 2, 5000, 3997]):  # updates merge 4096 at a time
-            stats = RunningMeanVar(2)
-            for part in self.x.split(sizes):
-                stats.update(part)
-            x = self.x.double().numpy()
-            assert stats.count == 9000
-            assert all(buffer.dtype == torch.float64 for buffer in stats.buffers())
-            np.testing.assert_allclose(stats.mean, x.mean(axis=0), rtol=1e-12)
-            np.testing.assert_allclose(stats.var, x.var(axis=0), rtol=1e-9)
-            expected = (x - x.mean(axis=0)) / x.std(axis=0)
-            np.testing.assert_allclose(stats.normalize(self.x), expected, atol=1e-6)
-
-    def test_a_constant_column_becomes_0(self):
-        stats = RunningMeanVar(2)
-        for value in (1000.1, 1000.1, 1000.1):
-            stats.update(torch.full((5000, 2), value))
-        assert stats.normalize(torch.full((3, 2), 1000.1)).abs().max() < 1e-6
-
-    def test_at_most_10_standard_deviations(self):
-        stats = RunningMeanVar(2)
-        stats.update(self.x)
-        assert stats.normalize(torch.tensor([[1e9, -1e9]])).tolist() == [[10, -10]]

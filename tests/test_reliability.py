@@ -1,5 +1,6 @@
 """Nothing lost: kills, full disks, foreign files; docs/reliability.md gives the promises."""
 
+import functools
 import importlib
 import itertools
 import os
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from tests import child
-from tests.child import SCRIPTS, TINY, both_kinds, contents, each_script, equal, only_run, read
+from tests.child import SCRIPTS, TINY, both_kinds, contents, equal, only_run, read
 
 RUN = ["--total-timesteps", 900, "--norm-obs", "--eval-interval", 1, "--checkpoint-interval", 0]
 # π_ref is a policy of its own, so that a checkpoint without it would show
@@ -25,40 +26,34 @@ RUN = {s: [*TINY[s], *RUN, *(REFERENCE if s != "ppo" else [])] for s in SCRIPTS}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run that nothing interrupted, for each script and options."""
-    runs = {}
+    """The folder of a script's run that nothing interrupted."""
 
-    def get(script, *options):
-        if (script, *options) not in runs:
-            folder = tmp_path_factory.mktemp("finished")
-            assert child.run(script, *RUN[script], *options, folder=folder) == 0
-            runs[script, *options] = only_run(folder)
-        return runs[script, *options]
+    @functools.cache
+    def get(script):
+        folder = tmp_path_factory.mktemp("finished")
+        assert child.run(script, *RUN[script], folder=folder) == 0
+        return only_run(folder)
 
     return get
 
 
-KILLS = [("grpo_rtg", [], 3), ("ppo", [], 3)]
-MANY = [(script, []) for script in SCRIPTS]
-MANY += [("grpo_rtg", ["--baseline", x]) for x in ("timestep", "group")]
-KILLS += [pytest.param(*case, 20, marks=pytest.mark.slow) for case in MANY]
+KILLS = [("grpo_rtg", 3), ("ppo", 3)]  # the others share all but their stateless advantages
+KILLS += [pytest.param(script, 20, marks=pytest.mark.slow) for script in ("grpo_rtg", "ppo")]
 
 
-@pytest.mark.parametrize(("script", "options", "kills"), KILLS)
-def test_kills_change_nothing(script, options, kills, finished, tmp_path):
+@pytest.mark.parametrize(("script", "kills"), KILLS)
+def test_kills_change_nothing(script, kills, finished, tmp_path):
     """SIGKILL at random moments, resumed each time: the same to the bit, curves included.
 
     ppo.py, whose episodes start anew, takes every iteration once.
     """
     moments, resumed_at, completed = random.Random(0), [], 0
-    command = [*RUN[script], *options]
+    command = RUN[script]
     while len(resumed_at) < kills or not completed:
         process = child.start(script, *command, folder=tmp_path)
         if len(resumed_at) < kills:
-            before = (
-                child.iteration_in(tmp_path) if moments.random() < 0.8 else -2
-            )  # else go at once
-            child.wait_for(lambda: child.iteration_in(tmp_path) > before or not process.is_alive())  # noqa: B023
+            if moments.random() < 0.8:  # else at once
+                child.wait_for_iteration(child.iteration_in(tmp_path) + 1, process, tmp_path)
             process.join(moments.uniform(0, 0.1))
             process.kill()
         process.join()
@@ -69,11 +64,11 @@ def test_kills_change_nothing(script, options, kills, finished, tmp_path):
             command = ["--resume", checkpoints[0]] if checkpoints else command
         else:
             [checkpoint] = tmp_path.glob("runs/*/checkpoint.pt")  # beside folders without one
-            one, other = contents(checkpoint.parent), contents(finished(script, *options))
+            one, other = contents(checkpoint.parent), contents(finished(script))
             if script == "ppo":
                 one, other = ([*x["curves"]["losses/entropy"]] for x in (one, other))
             assert equal(one, other)
-            completed, command = completed + 1, [*RUN[script], *options]
+            completed, command = completed + 1, RUN[script]
             shutil.rmtree(tmp_path / "runs")
     print(f"{script}: resumed at iterations {resumed_at}; {completed} runs came out the same")
     assert len(set(resumed_at)) > kills / 4  # else the kills came too soon to show anything
@@ -117,7 +112,8 @@ def test_what_ctrl_c_prints_makes_a_run_go_on_as_if_nothing_had_happened(
     monkeypatch.setattr(module, function, interrupted)
     status, out, err = cli(script, *RUN[script], "--checkpoint-interval", interval)
     command = re.search("^If it stops: (python .+)$", out, re.M)[1]
-    assert status == 130 and err.count(f"Stopped. To go on: {command}\n") == 1
+    lines = [x for x in re.split("[\r\n]+", err) if x.strip() and "steps/s" not in x]
+    assert status == 130 and lines == [f"Stopped. To go on: {command}"]
     assert (child.iteration_in(".") > 3) == (interval == 0)
     assert cli(script, *command.split()[2:])[0] == 0
     assert equal(contents(only_run()), contents(finished(script)))
@@ -125,7 +121,7 @@ def test_what_ctrl_c_prints_makes_a_run_go_on_as_if_nothing_had_happened(
 
 def test_a_checkpoint_is_written_at_the_start_at_each_interval_and_at_the_end(cli, monkeypatch):
     module = importlib.import_module("grpo_rtg")
-    written, save, perf_counter = [], module.save, module.time.perf_counter
+    written, save = [], module.save
     clock = itertools.count(0, 0.5)  # which is read twice or three times an iteration
 
     def watched(path, args, states):
@@ -133,9 +129,9 @@ def test_a_checkpoint_is_written_at_the_start_at_each_interval_and_at_the_end(cl
         save(path, args, states)
 
     monkeypatch.setattr(module, "save", watched)
-    for interval, now in (1000, perf_counter), (0, perf_counter), (2.4, lambda: next(clock)):
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    for interval in 0, 2.4, 1000:
         written.clear()
-        monkeypatch.setattr(module.time, "perf_counter", now)
         cli("grpo_rtg", *TINY["grpo_rtg"], "--checkpoint-interval", interval)
         last = written[-1]
         assert last > 3 and written[0] == 0
@@ -151,11 +147,9 @@ def test_files_hold_what_is_promised(script, finished):
     run_dir = finished(script)
     kinds = {path.name.partition(".")[2][:10] for path in run_dir.iterdir()}
     assert kinds == {"pt", "out.tfeven"}  # three and the curves
-    parts = ["policy", "reference", "optimizer", "regression", "progress"]
-    if script == "ppo":
-        parts = ["policy", "optimizer", "progress"]
+    parts = ["optimizer"] if script == "ppo" else ["reference", "optimizer", "regression"]
     checkpoint = read(run_dir / "checkpoint.pt")
-    assert list(checkpoint) == ["script", "args", *parts]
+    assert list(checkpoint) == ["script", "args", "policy", *parts, "progress"]
     for name in ("model", "best"):
         assert list(read(run_dir / f"{name}.pt")) == ["script", "args", "policy"]
     [adam] = checkpoint["optimizer"]["param_groups"]
@@ -223,12 +217,6 @@ class TestDisk:
         assert not list(run_dir.glob("*.part"))
         assert child.run("grpo_rtg", *command, folder=tmp_path) == 0
 
-    def test_full_from_the_start(self, tmp_path):
-        assert child.run("grpo_rtg", *TINY["grpo_rtg"], folder=tmp_path, file_limit=3000) == 1
-        error = (tmp_path / "err.txt").read_text()
-        assert error.count("Traceback") == 1 and "File too large" in error
-        assert not list(tmp_path.glob("runs/*/*.p*t"))
-
     def test_a_file_is_flushed_before_it_is_renamed(self, monkeypatch):
         """Or a power cut could leave an empty one under the name of the one before."""
         module, calls = importlib.import_module("grpo_rtg"), []
@@ -268,17 +256,22 @@ class TestFiles:
         torch.save(torch.zeros(3), "tensor.pt")
         torch.save({"weights": torch.zeros(3)}, "foreign.pt")
         torch.save(saved | {"args": saved["args"] | {"hidden_size": 32}}, "another_network.pt")
-        torch.save(saved | {"policy": {}}, "no_policy.pt")
         self.refused(cli, "nowhere.pt", "No such file or directory")
         self.refused(cli, "folder.pt", "Is a directory")
         for name in ("text", "empty", "truncated", "tensor", "foreign"):
             self.refused(cli, f"{name}.pt", rf"{self.UNFIT}|\[Errno 22\] Invalid argument$")
         self.refused(cli, "another_network.pt")
-        self.refused(cli, "no_policy.pt")
+        another_version = [{x: y for x, y in saved.items() if x != key} for key in saved]
+        another_version += [saved | {"progress": saved["progress"] | {"colour": 1}}]
+        for states in another_version:
+            torch.save(states, "another_version.pt")
+            self.refused(cli, "another_version.pt", options=["--resume"])
+        for args in saved["args"] | {"colour": 1}, {"gamma": 1}:
+            torch.save(saved | {"args": args}, "another_version.pt")
+            self.refused(cli, "another_version.pt", "made by another version of the script$")
         self.refused(cli, whole, self.UNFIT, "--env-id", "Acrobot-v1")
         self.refused(cli, whole, self.UNFIT, "--hidden-size", 16)
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="ppo")
-        self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="grpo_process")
         self.refused(cli, run_dir / "model.pt", options=["--resume"])  # which has no optimizer
         assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
 
@@ -307,23 +300,21 @@ class TestFiles:
 
 @pytest.mark.slow
 def test_runs_that_start_at_once_have_folders_of_their_own(tmp_path):
-    processes = [child.start("grpo_rtg", *RUN["grpo_rtg"], folder=tmp_path) for _ in range(3)]
+    processes = [child.start("grpo_rtg", *RUN["grpo_rtg"], folder=tmp_path) for _ in range(2)]
     for process in processes:
         process.join()
-    runs = list((tmp_path / "runs").iterdir())
-    assert len(runs) == 3 and all(equal(contents(run), contents(runs[0])) for run in runs)
+    one, other = (tmp_path / "runs").iterdir()
+    assert equal(contents(one), contents(other))
 
 
 @pytest.mark.slow
 @both_kinds
 def test_threads_of_the_environment_change_nothing(script, finished, tmp_path):
-    """As processes of their own: OMP_NUM_THREADS is read when torch is loaded."""
-    for threads in ("1", "8"):
-        command = [sys.executable, child.ROOT / f"{script}.py", *map(str, RUN[script])]
-        environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True)
-    for run_dir in (tmp_path / "runs").iterdir():
-        assert equal(contents(run_dir), contents(finished(script)))
+    """In a process of its own: OMP_NUM_THREADS is read when torch is loaded."""
+    command = [sys.executable, child.ROOT / f"{script}.py", *map(str, RUN[script])]
+    environ = os.environ | {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"}
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True)
+    assert equal(contents(only_run(tmp_path)), contents(finished(script)))
 
 
 MEASURE = """
@@ -332,8 +323,8 @@ module, sizes = importlib.import_module(sys.argv[1]), []
 update = module.update
 def measured(*args):
     sizes.append(int(open("/proc/self/statm").read().split()[1]))
-    if len(sizes) == 2001:
-        print(sizes[200] * 4096, sizes[2000] * 4096, flush=True)
+    if len(sizes) == 1001:
+        print(sizes[200] * 4096, sizes[1000] * 4096, flush=True)
         sys.exit(0)
     return update(*args)
 module.update = measured
@@ -346,12 +337,11 @@ module.train(module.Args(env_id="tests.envs:ChooseLength-v0", total_timesteps=10
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-@each_script
+@both_kinds
 def test_memory_does_not_grow(script, tmp_path):
-    """Resident memory after 2,000 iterations is within 5% of that after 200."""
+    """Resident memory after 1,000 iterations is within 2% of that after 200."""
     command = [sys.executable, "-c", MEASURE, script]
-    environ = {**os.environ, "PYTHONPATH": str(child.ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(child.ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     early, late = map(int, done.stdout.split("\n")[-2].split())
-    print(f"{script}: {early / 2**20:.1f} MiB after 200 iterations, then {late / 2**20:.1f} MiB")
-    assert late <= 1.05 * early
+    assert late <= 1.02 * early, done.stdout

@@ -2,6 +2,8 @@
 in one of them.
 """
 
+import time
+import weakref
 from dataclasses import replace
 
 import gymnasium as gym
@@ -11,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 import grpo_rtg as grpo
+import ppo
 from tests.envs import ChooseLength, Countdown, Target
 
 SMALL = grpo.Args(hidden_size=8)
@@ -123,10 +126,9 @@ def test_the_reference_is_renewed_before_sampling(interval, pattern, monkeypatch
     assert seen == pattern
 
 
-@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete"])
-def test_log_probs_are_those_of_the_actions_sampled(kind):
+def test_log_probs_are_those_of_the_actions_sampled():
     """Frequencies of sampled choices against the softmax of the logits, 5 standard errors."""
-    space = SPACES[kind]
+    space = SPACES["MultiDiscrete"]
     policy = policy_for(space)
     obs = np.tile(np.float32([0.3, -0.2, 0.9, 0.1]), (20_000, 1))
     actions = torch.from_numpy(policy.act(obs, np.random.default_rng(0)))
@@ -147,7 +149,9 @@ def test_log_probs_are_those_of_the_actions_sampled(kind):
 def test_what_acts_is_what_forward_says(kind, norm_obs):
     """Greedy actions against forward, after a change of the weights and of an activation, too."""
     policy, obs = policy_for(SPACES[kind], norm_obs=norm_obs), torch.randn(50, 4)
+    before = policy.outputs(obs)
     policy.obs_stats.update(3 * obs + 1)
+    assert torch.equal(before, policy.outputs(obs)) == (not norm_obs)
     for _ in range(2):
         expected = policy(obs).mean if kind == "Box" else policy(obs).mode
         np.testing.assert_allclose(policy.act(obs.numpy()), expected.detach(), rtol=1e-4, atol=1e-5)
@@ -180,26 +184,69 @@ def test_box_actions_are_clipped_at_the_door_only():
     assert abs(actions.mean()) < 5 * np.e**2 / 20
 
 
-def test_statistics_of_merged_batches_are_as_of_one():
-    generator = torch.Generator().manual_seed(0)
-    everything = torch.randn(9000, 3, generator=generator) * torch.tensor([1.0, 10, 0.1]) + 5
-    stats = grpo.RunningMeanVar(3)
-    for batch in everything.split([10, 990, 8000]):
-        stats.update(batch)
-    assert torch.allclose(stats.mean, everything.double().mean(0))
-    assert torch.allclose(stats.var, everything.double().var(0, correction=0))
-    normal = stats.normalize(everything)
-    assert normal.mean(0).abs().max() < 1e-3 and (normal.std(0) - 1).abs().max() < 1e-3
-    assert stats.normalize(1e6 * everything).unique().tolist() == [-10, 10]
+def test_bounded_actions_are_rescaled():
+    """To [-1, 1]: as they are, a mean near 0 could be near one end of the range."""
+    env = grpo.make_env(grpo.Args(env_id="tests.envs:Target-v0"))
+    env.reset(seed=0)
+    for given, reward in (-1, -18), (0, -2), (0.5, 0), (1, -2):  # two numbers of -1, 1, 2, 3
+        [action] = grpo.to_env(np.full((1, 2), given), env.action_space)
+        assert env.step(action)[1] == pytest.approx(reward, abs=1e-6)
 
 
-def test_statistics_matter_only_with_norm_obs():
-    obs = torch.randn(50, 4)
-    for norm_obs in (False, True):
-        policy = policy_for(SPACES["Box"], norm_obs=norm_obs)
-        before = policy.outputs(obs)
-        policy.obs_stats.update(3 * obs + 1)
-        assert torch.equal(before, policy.outputs(obs)) == (not norm_obs)
+def test_images_stay_bytes():
+    """Until the network, in what a rollout keeps and in a batch."""
+    rng, args = np.random.default_rng(0), grpo.Args(env_id="tests.envs:Picture-v0")
+    envs = [grpo.make_env(args) for _ in range(4)]
+    policy = make_policy(envs[0])
+    episodes = grpo.collect_groups(envs, policy, 2, rng)
+    batch = grpo.make_batch(episodes, torch.zeros(episodes.mask.shape), policy, policy, args)
+    critic = ppo.ActorCritic(envs[0].observation_space, envs[0].action_space, ppo.Args())
+    steps = ppo.collect_steps(ppo.Running(envs, rng), critic, 15, rng)
+    for obs in episodes.obs, batch["obs"], steps.obs, steps.next_obs:
+        assert obs.dtype == torch.uint8 and obs.shape[-1] == 108 and obs.max() > 250
+
+
+def test_an_evaluation_keeps_no_observations():
+    """Only the batch that is acted on is alive, and sometimes the one before."""
+    args = grpo.Args(env_id="tests.envs:Picture-v0", eval_episodes=45)
+    policy = make_policy(grpo.make_env(args))
+    act, batches, alive = policy.act, [], []
+
+    def watched(obs, rng):
+        batches.append(weakref.ref(obs))
+        alive.append(sum(batch() is not None for batch in batches))
+        return act(obs, rng)
+
+    policy.act = watched
+    grpo.evaluate(policy, args, seed=0)
+    assert len(alive) == 30 and max(alive) <= 2
+
+
+def test_an_evaluation_of_more_than_a_second_shows_a_bar(capsys):
+    args = grpo.Args(env_id="tests.envs:FromFive-v0", eval_episodes=2)
+    policy = make_policy(grpo.make_env(args))
+    act = policy.act
+    for seconds in 0, 0.12:  # a step
+        policy.act = lambda *x: time.sleep(seconds) or act(*x)  # noqa: B023
+        grpo.evaluate(policy, args, seed=0)
+        assert ("Evaluating: " in capsys.readouterr().err) == (seconds > 0)
+
+
+def test_statistics_of_parts_are_those_of_the_whole():
+    """Of numbers far from 0, and of a column that is constant but for what float32 makes of it."""
+    x = 1000.1 + 5 * torch.randn(9000, 2, generator=torch.Generator().manual_seed(0))
+    x[:, 1] = 1000.1
+    for sizes in ([9000], [1, 2, 5000, 3997]):  # updates merge 4096 at a time
+        stats = grpo.RunningMeanVar(2)
+        for part in x.split(sizes):
+            stats.update(part)
+            assert stats.normalize(x)[:, 1].abs().max() < 1e-6
+        whole = x.double().numpy()
+        np.testing.assert_allclose(stats.mean, whole.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(stats.var, whole.var(axis=0), rtol=1e-9, atol=1e-9)
+        expected = (whole - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0) + 1e-8)
+        np.testing.assert_allclose(stats.normalize(x), expected, atol=1e-6)
+    assert stats.normalize(torch.tensor([[1e9, -1e9]])).tolist() == [[10, -10]]
 
 
 def test_evaluate():
@@ -223,13 +270,12 @@ def test_spaces_are_flattened_only_where_needed():
         assert env.observation_space.shape == (size,) == env.reset(seed=0)[0].shape
 
 
-@pytest.mark.parametrize("option", [0, 7, 600])
-def test_episodes_are_cut(option):
+@pytest.mark.parametrize(("option", "limit"), [(0, 200), (7, 7), (600, 600)])
+def test_episodes_are_cut(option, limit):
     """By --max-episode-steps, else the environment's limit, else after 1,000 steps."""
-    for env_id, limit in ("CartPole-v1", 500), ("Blackjack-v1", 1000):
-        env = grpo.make_env(grpo.Args(env_id=env_id, max_episode_steps=option))
-        assert env.spec.max_episode_steps == (option or limit)
     env = grpo.make_env(grpo.Args(env_id="MountainCar-v0", max_episode_steps=option))
     env.reset(seed=0)
-    cut = [env.step(0)[3] for _ in range(option or 200)]
+    cut = [env.step(0)[3] for _ in range(limit)]
     assert cut[-1] and not any(cut[:-1])
+    unlimited = grpo.make_env(grpo.Args(env_id="Blackjack-v1", max_episode_steps=option))
+    assert unlimited.spec.max_episode_steps == (option or 1000)
