@@ -1,5 +1,5 @@
-"""grpo_rtg.py with PPO's critic in place of the regression: a network that gradient steps fit. From the
-scripts' folder:
+"""grpo_rtg.py with PPO's critic in place of the regression: a network, fitted by gradient steps.
+From the scripts' folder:
 
     python docs/examples/critic.py --env-id CartPole-v1
 
