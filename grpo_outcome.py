@@ -65,8 +65,8 @@ class Args:
     norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    minibatch_size: int = 256  # steps that a gradient step sees
-    learning_rate: float = 3e-3  # Adam's step size
+    minibatch_size: int = 1024  # steps that a gradient step sees
+    learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
@@ -470,13 +470,14 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     bounded = isinstance(space, spaces.Box) and space.is_bounded()
     if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-    obs_space = env.observation_space
-    if not obs_space.is_np_flattenable:
+    try:
+        num_inputs = spaces.flatdim(env.observation_space)
+    except (NotImplementedError, ValueError) as error:
         raise UserError(
             "Observations cannot be flattened: wrap the environment, as minigrid's FlatObsWrapper "
-            f"does (docs/environments.md): {obs_space}"
-        )
-    if obs_space.shape != (spaces.flatdim(obs_space),):
+            f"does (docs/environments.md): {env.observation_space}"
+        ) from error
+    if env.observation_space.shape != (num_inputs,):
         env = gym.wrappers.FlattenObservation(env)
     return env
 
@@ -589,6 +590,12 @@ class Progress:
     eval_step: int = 0  # when that was
     best_return: float = -np.inf  # the best mean of an evaluation
 
+    def state_dict(self) -> dict:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict) -> None:
+        vars(self).update(vars(Progress(**state)))
+
 
 class Run:
     """A run's progress, logs and files. Of torchrun's processes the first has the files."""
@@ -599,12 +606,12 @@ class Run:
     def __init__(self, args: Args, parts: dict):
         self.args = args
         self.progress = Progress()
-        self.parts = parts  # what a checkpoint keeps beside the progress
+        self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
-            self.progress = Progress(**load(args.resume, parts)["progress"])
+            load(args.resume, self.parts)
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
             if args.render:  # whether that works is better known before training
@@ -684,7 +691,6 @@ class Run:
     def save_checkpoint(self) -> None:
         self.writer.flush()
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        states["progress"] = asdict(self.progress)
         save(self.dir / "checkpoint.pt", self.args, states)
         self.saved = time.perf_counter()
 

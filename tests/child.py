@@ -1,7 +1,4 @@
-"""Run a script's main() in a process forked from one that has torch loaded; read what runs leave.
-
-A start takes 0.1 s instead of 2.
-"""
+"""Run scripts in processes forked from one that has torch loaded (0.1 s); read what they leave."""
 
 import importlib
 import json
@@ -21,7 +18,7 @@ SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 both_kinds = pytest.mark.parametrize("script", ["grpo_rtg", "ppo"])  # which differ in more than Â
 # A run of a few iterations, a fifth of a second long.
 TINY = ["--total-timesteps", 400, "--max-episode-steps", 20, "--hidden-size", 8]
-TINY += ["--update-epochs", 2, "--num-minibatches", 2, "--eval-episodes", 2]
+TINY += ["--update-epochs", 2, "--minibatch-size", 64, "--eval-episodes", 2]
 GROUPS = ["--num-groups", 1, "--group-size", 4]
 TINY = {script: [*TINY, *GROUPS] for script in SCRIPTS[:3]} | {
     "ppo": [*TINY, "--num-envs", 4, "--num-steps", 16]

@@ -2,13 +2,11 @@
 commit that a row names, statistics and tables are those worked by hand.
 """
 
-import argparse
 import csv
 import importlib
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +15,11 @@ import pytest
 from tests import child
 
 FOLDER = child.ROOT / "docs" / "benchmark"
+pytest.importorskip("matplotlib")
+pytest.importorskip("scipy")
 FLAGS = "--num-groups 1 --group-size 4 --update-epochs 2 --learning-rate 1e-9"
-JOB = "CartPole-v1", "outcome", 7, 2500, "grpo_outcome.py", FLAGS
+COMMAND = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
+JOB = "CartPole-v1", "outcome", 7, COMMAND
 
 
 @pytest.fixture
@@ -29,57 +30,73 @@ def load(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_rows_are_what_the_script_gives(load):
+def test_a_row_is_what_the_script_gives(load):
     run = load("run")
-    *curve, last = run.execute(run.Job(*JOB))
-    assert [row["step"] for row in curve] == list(range(100, 2501, 100))
-    assert all(1 <= float(row["eval_return"]) <= 500 for row in curve[10:])
-    command = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
-    assert last["command"] == command and last["commit"] and "torch 2" in last["versions"]
+    row = run.execute(run.Job(*JOB))
+    curve = [float(value) for value in row["curve"].split()]
+    assert len(curve) == 25 and all(1 <= value <= 500 for value in curve[10:])
+    assert row["command"] == COMMAND and row["commit"] and "torch 2" in row["versions"]
     module = load("grpo_outcome")  # the same flags in this process
     args = module.Args(seed=7, total_timesteps=2500, num_groups=1, group_size=4)
     summary = module.train(replace(args, update_epochs=2, learning_rate=1e-9))
-    assert float(last["greedy"]) == pytest.approx(summary["eval_returns"].mean(), rel=1e-5)
-    assert float(last["train_return"]) == pytest.approx(summary["train_return"], abs=0.01)
-    policy, args = run.load_policy(module, summary["run_dir"] / "model.pt")
-    sampled = module.evaluate(policy, replace(args, greedy=False), 10**9).mean()
-    assert float(last["sampled"]) == pytest.approx(sampled, rel=1e-5)
-    with pytest.raises(RuntimeError, match="--group-size must be from 2"):
-        run.execute(run.Job(*JOB[:5], "--group-size 1"))
+    assert row["steps"] == summary["steps"]
+    assert float(row["greedy"]) == pytest.approx(summary["eval_returns"].mean(), rel=1e-5)
+    assert float(row["train_return"]) == pytest.approx(summary["train_return"], rel=1e-5)
+    assert row["sampled"] != row["greedy"]
+    row = run.execute(run.Job(*JOB[:3], COMMAND.replace("size 4", "size 1")))
+    assert "UserError: --group-size must be from 2" in row["error"]
 
 
-def made(run, job, **last) -> list[dict]:
-    """Rows of a run as they are read from a CSV."""
-    key = {"env": job.env, "variant": job.variant, "seed": str(job.seed)}
-    end = {"step": "2400", "train_return": "9.5", "greedy": "8", "sampled": "7", "seconds": "3"}
-    end |= {"command": job.command, "commit": "c", "versions": "numpy 2"} | last
-    rows = [key | {"step": "100", "eval_return": "5"}, key | end]
-    return [{name: row.get(name, "") for name in run.COLUMNS} for row in rows]
+@pytest.mark.slow
+def test_a_critic_in_place_of_the_regression(load):
+    run = load("run")
+    rows = []
+    for script in ("docs/examples/critic.py", "grpo_rtg.py"):
+        flags = "--total-timesteps 12000 --learning-rate 3e-3"
+        command = f"{script} --env-id CartPole-v1 {flags} --seed 3"
+        rows.append(run.execute(run.Job("CartPole-v1", "critic", 3, command)))
+        assert float(rows[-1]["sampled"]) > 100
+    assert rows[0]["sampled"] != rows[1]["sampled"]
+
+
+def made(run, job, **change) -> dict:
+    """A row as it is read from a CSV."""
+    row = {"env": job.env, "variant": job.variant, "seed": str(job.seed), "command": job.command}
+    row |= {"steps": "2400", "greedy": "8", "sampled": "7", "train_return": "9.5", "seconds": "3"}
+    row |= {"commit": "c", "versions": run.versions(), "curve": "1 2"}
+    return row | change
 
 
 def test_a_study_is_resumed_and_changed_flags_are_run_again(load, monkeypatch, tmp_path):
-    run, studies = load("run"), load("studies")
+    run = load("run")
+    studies = load("studies")
     executed = []
-    monkeypatch.setattr(run, "execute", lambda job: executed.append(job) or made(run, job))
-    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    over = (*JOB[:4], "grpo_rtg.py", "--baseline neighbors")
-    monkeypatch.setattr(studies, "STUDIES", {"small": lambda: [JOB, over]})
+
+    def run_all(jobs, path, processes):
+        executed.extend(jobs)
+        rows = {job.key: made(run, job) for job in jobs}
+        run.write(path, run.read(path) | rows)
+
+    monkeypatch.setattr(run, "run_all", run_all)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "ROOT", tmp_path.parent)  # for the path that it prints
     monkeypatch.setattr(sys, "argv", ["run.py", "small"])
-    run.main()
-    run.main()
-    path = tmp_path / "small.csv"
-    assert executed == [run.Job(*JOB)] and len(list(csv.DictReader(path.open()))) == 2
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]))  # the power failed before the last row
-    run.main()
-    assert len(executed) == 2
-    changed = (*JOB[:5], f"{FLAGS} --gamma 0.9")
-    monkeypatch.setattr(studies, "STUDIES", {"small": lambda: [changed]})
-    run.main()
-    run.main()
-    assert len(executed) == 3 and len(run.read(path)) == 1
+    changed = *JOB[:3], COMMAND.replace("1e-9", "1e-8")
+    for jobs, number in (([JOB], 1), ([JOB], 1), ([changed], 2), ([changed], 2)):
+        monkeypatch.setattr(studies, "STUDIES", {"small": lambda jobs=jobs: jobs})
+        run.main()
+        assert len(executed) == number
+    [row] = csv.DictReader((tmp_path / "small.csv").open())
+    assert row["command"] == changed[3]
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_fill_one_csv(load, tmp_path):
+    run = load("run")
+    wrong = COMMAND.replace("size 4", "size 1")
+    jobs = [run.Job(*JOB[:2], seed, COMMAND if seed else wrong) for seed in range(3)]
+    assert run.run_all(jobs, tmp_path / "small.csv", 2) == 1
+    rows = run.read(tmp_path / "small.csv")
+    assert sorted(seed for _, _, seed in rows) == ["1", "2"]
 
 
 OLD_RUN = """
@@ -87,13 +104,9 @@ import os
 from dataclasses import dataclass
 @dataclass
 class Job:
-    env: str; variant: str; seed: int; steps: int; script: str; flags: str; curve: bool
+    env: str; variant: str; seed: int; command: str
 def execute(job):
-    key = {"env": job.env, "variant": job.variant, "seed": job.seed}
-    command = f"{job.script} --env-id {job.env} --total-timesteps {job.steps} {job.flags}"
-    end = {"step": 2400, "train_return": "9.5", "greedy": os.environ.get("OPENBLAS_CORETYPE", "8")}
-    end |= {"sampled": "7", "command": f"{command} --seed {job.seed}"}
-    return [key | {"step": 100, "eval_return": "5"}, key | end]
+    return {"steps": 2400, "greedy": "8", "sampled": "7", "train_return": "9.5", "curve": "1 2"}
 """
 
 
@@ -110,33 +123,22 @@ def test_a_replay_runs_the_commit_that_a_row_names(load, monkeypatch, tmp_path, 
     run.git(*who, "commit", "-qm", "old")
     commit = run.git("rev-parse", "--short", "HEAD")
     old.write_text("raise SystemExit(1)")
-    jobs = [run.Job(*JOB[:2], seed, *JOB[3:]) for seed in range(1, 6)]
-    lasts = [{}, {"versions": "OpenBLAS Haswell", "greedy": "Haswell"}, {"greedy": "6"}]
-    lasts += [{"commit": f"{commit}+", "train_return": "7"}, {"versions": "OpenBLAS None"}]
-    table = {job.key: made(run, job, **{"commit": commit} | last) for job, last in zip(jobs, lasts)}
-    args = argparse.Namespace(replay=5, seed=1, seconds=3, jobs=1)
-    monkeypatch.setattr(
-        run, "MULTIPLY", "import os; exit(os.environ['OPENBLAS_CORETYPE'] == 'None')"
-    )
-    assert run.replay(table, args)
-    ends = sorted(capsys.readouterr().out.splitlines()[:-1])
-    assert [end.partition(": ")[2].partition(": (")[0] for end in ends] == [
-        "as in the CSV",
-        "as in the CSV",
-        "as in the CSV, but not its curve or evaluations",
-        "not comparable: a file differed from the commit",
-        "not comparable: this processor has no OpenBLAS None",
-    ]
-    table[jobs[0].key][-1]["train_return"] = "7"
-    assert not run.replay(table, args)
-    assert "otherwise: ('2400', '9.5') instead of ('2400', '7')" in capsys.readouterr().out
-    args.seconds = 2  # no run is as short
-    assert run.replay(table, args) and len(run.git("worktree", "list").splitlines()) == 1
+    job = run.Job(*JOB)
+    changes = [{}, {"commit": f"{commit}+", "greedy": "6"}, {"versions": "torch 1"}]
+    rows = [made(run, job, **{"commit": commit} | change) for change in changes]
+    assert run.replay(rows, 1)
+    ends = capsys.readouterr().out.splitlines()
+    assert ends[0].endswith(f"({commit}): as in the CSV")
+    assert ends[1].endswith("not comparable: the script differed from the commit")
+    assert ends[2].endswith("not comparable: made with torch 1")
+    assert ends[3] == "1 of 3 rows end as in the CSV."
+    for name in ("steps", "greedy", "sampled", "train_return", "curve"):
+        assert not run.replay([rows[0] | {name: "3"}], 1)
+    assert len(run.git("worktree", "list").splitlines()) == 1
 
 
 def test_statistics_of_the_report(load):
     """Against numbers worked by hand."""
-    pytest.importorskip("matplotlib"), pytest.importorskip("scipy")
     report = load("report")
     assert report.pooled_iqm(np.arange(8.0)) == 3.5  # of 2, 3, 4, 5
     of = np.array([0.0, 1]), np.arange(4.0)
@@ -145,23 +147,28 @@ def test_statistics_of_the_report(load):
     of = map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))
     assert report.improvement(*of) == 0.75  # 1 there, 0.5 here
     assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)
-    runs = {"PPO: a": [9], "PPO: b": [2, 4], "PPO: c": [1, 1]}  # b, c: the best of a first round
-    runs = {
-        name: [[{"greedy": x, "sampled": x, "command": ""}] for x in values]
-        for name, values in runs.items()
-    }
-    row = report.tuning_table({"Hopper-v5": runs}).splitlines()[-1]
-    assert row == "| Hopper-v5 | PPO | b | 3 | 1* (c), 9 (a) |"
-    runs = {"outcome: tuned": [1] * 5, "return-to-go: tuned": [2] * 6, "outcome: γ = 0.9": [3] * 4}
-    runs = {
-        name: [[{"greedy": x, "train_return": x}] for x in values] for name, values in runs.items()
-    }
-    table = report.ablation_table({"HalfCheetah-v5": runs})
-    row = "| HalfCheetah-v5, 250,000, 5 to 6 | tuned | 1 [1, 1] | 1 [1, 1] "
-    assert row + "| 2 [2, 2] | 2 [2, 2] | – | – |" in table and "3 [" not in table  # 4 are few
-    ranked, studies = report.ranked(report.load("tuning")), report.studies
-    assert set(ranked) == {(env, variant) for env in studies.STEPS for variant in studies.VARIANTS}
-    assert all(best[2] for best, *_ in ranked.values())  # the tuned flags won
+
+
+def test_tables_of_the_report(load, monkeypatch, tmp_path):
+    """An environment is shown where all rungs have five seeds, each with as many as the others."""
+    run = load("run")
+    report = load("report")
+    rows = {}
+    for job in (run.Job(*job) for job in report.studies.ladder()):
+        seeds = 6 if job.variant == "outcome" else 5
+        if job.seed <= seeds and job.env in ("CartPole-v1", "Pendulum-v1"):
+            if (job.env, job.variant, job.seed) == ("Pendulum-v1", "PPO", 5):
+                continue
+            greedy = 475.0 if job.seed <= 5 else 0.0
+            rows[job.key] = made(run, job, greedy=str(greedy), curve="1 " * 25)
+    run.write(tmp_path / "ladder.csv", rows)
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    head, _, outcome, *_ = report.ladder_table().splitlines()
+    assert head == "| rung | CartPole | all, greedy | all, training |"
+    assert outcome.startswith("| outcome | 1.00 | 1.00 [1.00, 1.00] |")
+    page = "a\n<!-- table ladder -->\nold\n<!-- end -->\n<!-- table other -->\nb\n<!-- end -->"
+    assert report.with_tables(page).endswith("<!-- table other -->\nb\n<!-- end -->")
+    assert "| outcome | 1.00 |" in report.with_tables(page)
 
 
 @pytest.mark.slow
@@ -223,7 +230,7 @@ def row_of(boxes, entry, seed, **figures) -> dict:
     return {job.key: {name: str(value) for name, value in row.items()}}
 
 
-def test_the_tables_of_boxes_and_defaults(load, boxes, monkeypatch):
+def test_the_tables_of_boxes(boxes):
     rows = row_of(boxes, boxes.SB3, 1, greedy=7)
     rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=1000, reach_seconds=3, seconds=11)
     rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=2000, reach_seconds=5)
@@ -237,12 +244,3 @@ def test_the_tables_of_boxes_and_defaults(load, boxes, monkeypatch):
         "| `ppo.py` | 405<br>3 of 4<br>> 7.5 s | > 7.5 |",  # of 3, 5, and the whole 10 and 20 s
         f"| {boxes.SB3} | 7<br>0 of 1<br>> 9.0 s | > 9.0 |",
     ]
-    defaults = load("defaults")
-    monkeypatch.setattr(defaults, "ENVIRONMENTS", ["CartPole-v1"])
-    first, second = defaults.candidates()[:2]
-    rows = row_of(boxes, first, 101, greedy=-9, reach_seconds=4)
-    rows |= row_of(boxes, first, 102, greedy=-9)  # never: all its 9 s count, √(4·9) = 6
-    rows |= row_of(boxes, second, 101, greedy=99, reach_seconds=2)
-    _, _, best, worse = defaults.table(rows).splitlines()
-    assert best == f"| {defaults.name(second)} | 2.0 | 2.0, 99, 1 of 1 |"
-    assert worse == f"| {defaults.name(first)} | 6.0 | 6.0, -9, 0 of 2 |"

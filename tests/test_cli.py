@@ -115,13 +115,13 @@ BAD_INPUT = [
     (["--seed", "-1"], r"--seed must be from 0 to"),
     (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
     (["--num-threads", "2147483648"], r"--num-threads must be from 1 to 1,024"),
-    (["--num-minibatches", "0"], "--num-minibatches must be from 1"),
+    (["--minibatch-size", "0"], "--minibatch-size must be from 1"),
     (["--group-size", "1"], r"--group-size must be from 2 to .*, not 1\."),
     (["--total-timesteps", "2"], "--total-timesteps allows no iteration: lower --num-gr"),
     (["--evaluate", ""], r"Cannot use : "),
 ]
 BAD_INPUT = [("grpo_rtg", *case) for case in BAD_INPUT] + [
-    ("ppo", ["--num-minibatches", "0"], "--num-minibatches must be from 1"),
+    ("ppo", ["--minibatch-size", "0"], "--minibatch-size must be from 1"),
     ("ppo", ["--gae-lambda", "1.5"], "--gae-lambda must be from 0 to 1, not 1.5"),
     ("ppo", ["--num-envs", "0"], "--num-envs must be from 1"),
     ("ppo", ["--num-envs", "1", "--num-steps", "1"], "--num-steps must be from 2"),

@@ -20,7 +20,7 @@ from tests import child
 from tests.child import both_kinds, contents, curves, equal, only_run, read
 
 SMALL = ["--total-timesteps", "900", "--max-episode-steps", "60", "--eval-episodes", "2"]
-SMALL += ["--update-epochs", "2", "--num-minibatches", "8", "--norm-obs", "--hidden-size", "8"]
+SMALL += ["--update-epochs", "2", "--minibatch-size", "32", "--norm-obs", "--hidden-size", "8"]
 SMALL = {"grpo_rtg": [*SMALL, "--group-size", "3"], "ppo": [*SMALL, "--num-envs", "4"]}
 SMALL["ppo"] += ["--num-steps", "64"]
 
@@ -106,7 +106,7 @@ def test_two_processes_average_their_gradients_and_stay_alike(script):
     assert max(curves(one["summary"]["run_dir"])["losses/approx_kl"]) == steps
 
 
-MANY = [pytest.param(script, 8, marks=pytest.mark.slow) for script in SMALL]
+MANY = [pytest.param(script, 4, marks=pytest.mark.slow) for script in SMALL]
 
 
 @pytest.mark.parametrize(("script", "kills"), [("grpo_rtg", 1), *MANY])

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_the_first_update_is_the_cpus(env_id):
-    """The same seed: the same episodes; one pass in four minibatches moves the weights alike."""
-    args = grpo_rtg.Args(env_id=env_id, update_epochs=1, num_minibatches=4, kl_coef=0.1)
+    """The same seed: the same episodes; one pass in minibatches moves the weights alike."""
+    args = grpo_rtg.Args(env_id=env_id, update_epochs=1, minibatch_size=256, kl_coef=0.1)
     envs = [grpo_rtg.make_env(args) for _ in range(8)]
     torch.manual_seed(0)
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, args)
@@ -46,7 +46,7 @@ def test_sampling_is_the_cpus(network):
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("script", child.SCRIPTS)
+@child.both_kinds
 def test_a_whole_run(script, cli):
     flags = ["--cuda", "--total-timesteps", 5000, "--eval-episodes", 2, "--norm-obs"]
     status, out, err = cli(script, *flags)

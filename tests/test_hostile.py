@@ -1,7 +1,4 @@
-"""Environments that break the rules: what can be used is trained on; the rest is not.
-
-An exception keeps its traceback and costs seconds; NaN is one sentence.
-"""
+"""Environments that break the rules: an exception keeps its traceback, NaN is one sentence."""
 
 from pathlib import Path
 

@@ -87,12 +87,13 @@ def pad(groups, padding=99.0, dtype=torch.float32):
 
 
 def random_groups(seed):
-    """Dense, sparse or CartPole-like rewards, float32; no group's members are all equally long."""
+    """Dense, sparse or CartPole-like rewards, float32, of unequal lengths; and a group of ties."""
     rng = np.random.default_rng(seed)
     K, G, T = rng.integers(1, 4), rng.integers(2, 6), rng.integers(2, 10)
     draw = [lambda n: rng.normal(0.5, 2, n), lambda n: rng.integers(0, 2, n), np.ones][seed % 3]
     lengths = [[T, rng.integers(1, T), *rng.integers(1, T + 1, G - 2)] for _ in range(K)]
-    return [[draw(n).astype(np.float32).tolist() for n in group] for group in lengths]
+    groups = [[draw(n).astype(np.float32).tolist() for n in group] for group in lengths]
+    return [*groups, [[0.0, 0.0]] * G]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,6 +1,4 @@
-"""PPO's own parts: rollouts that go on, and GAE. Oracles are in test_oracle.py, what it shares in
-the other files.
-"""
+"""PPO's own parts: rollouts that go on, the critic, and GAE (its oracle is in test_oracle.py)."""
 
 import numpy as np
 import pytest

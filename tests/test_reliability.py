@@ -330,7 +330,7 @@ def measured(*args):
 module.update = measured
 sizes_of = {"num_envs": 2, "num_steps": 8} if sys.argv[1] == "ppo" else {"num_groups": 1}
 module.train(module.Args(env_id="tests.envs:ChooseLength-v0", total_timesteps=10**6, hidden_size=8,
-                         update_epochs=1, num_minibatches=1, eval_interval=1000, eval_episodes=2,
+                         update_epochs=1, minibatch_size=10**6, eval_interval=1000, eval_episodes=2,
                          checkpoint_interval=0.1, **sizes_of))
 """
 

@@ -1,6 +1,4 @@
-"""The rollout, the actions' way to the environment, and evaluation. What all files share is tested
-in one of them.
-"""
+"""The rollout, the actions' way to the environment, and evaluation, which all files share."""
 
 import time
 import weakref

@@ -14,7 +14,7 @@ from tests.envs import FromFive
 def small(module, **options):
     """A few iterations of FromFive, whose episodes have ten steps that pay 0 or 1."""
     shape = {"num_envs": 4, "num_steps": 20} if module is ppo else {"group_size": 4}
-    shape |= {"env_id": "tests.envs:FromFive-v0", "num_minibatches": 2, "eval_episodes": 1}
+    shape |= {"env_id": "tests.envs:FromFive-v0", "minibatch_size": 64, "eval_episodes": 1}
     shape |= {"total_timesteps": 500, "update_epochs": 2}
     return module.Args(**shape | options)
 

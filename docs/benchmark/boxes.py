@@ -6,7 +6,6 @@ Stable-Baselines3's PPO and from CleanRL's.
     python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
     python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
     python docs/benchmark/boxes.py --table                     # of what has been run
-    python docs/benchmark/boxes.py --draw CartPole-v1 Hopper-v5
 
 Runs take turns: for each seed, each environment, each entry, in a process of its own with one
 thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated: delete
@@ -254,7 +253,7 @@ def execute(job: Job, cleanrl: str | None, python: str) -> dict:
     if done.returncode:
         raise RuntimeError(f"{' '.join(job.key)} failed:\n{done.stderr[-2000:]}")
     result = asdict(job) | json.loads(done.stdout.splitlines()[-1]) | {"command": job.command}
-    result |= {"commit": commit(), "versions": versions(job, python)}
+    result |= {"commit": commit("grpo_rtg.py"), "versions": versions(job, python)}
     row = {name: result[name] for name in COLUMNS}
     return {name: round(x, 3) if isinstance(x, float) else x for name, x in row.items()}
 
@@ -387,61 +386,6 @@ def overview(rows: dict[tuple, dict]) -> str:
     return "\n".join(table)
 
 
-def draw(rows: dict[tuple, dict], envs: list[str]) -> None:
-    """Training return against seconds, median and range over seeds, in docs/figures/boxes.svg. A
-    thin line goes on from a dot, where a run has ended, to its name.
-    """
-    import numpy as np
-    import report
-
-    ours = [report.COLOURS[name] for name in ("outcome", "process", "return-to-go", "PPO")]
-    looks = [*((colour, "-") for colour in ours), ("#D55E00", ":"), ("#009E73", "--")]
-    looks.append(("#0072B2", "-."))
-    report.use_style()
-    figure, panels = report.plt.subplots(len(envs), 1, figsize=(9, 3.6 * len(envs)), squeeze=False)
-    for axes, env in zip(panels.flat, envs):
-        runs = results(rows)[env]
-        curves = {  # [(steps, seconds, return), points] of each seed
-            entry: [np.array(run["curve"]).T for run in runs.get(entry, ()) if run["curve"]]
-            for entry in entries(env)
-        }
-        ends = {name: np.median([c[1, -1] for c in of]) for name, of in curves.items() if of}
-        if not ends:
-            sys.exit(f"boxes.py: {CSV.name} has no curves of {env}.")
-        last, finals = max(ends.values()), {}
-        for entry, (colour, dash) in zip(curves, looks):
-            if entry not in ends:
-                continue
-            first = max(c[1, 0] for c in curves[entry])
-            seconds = np.geomspace(min(first, ends[entry]), ends[entry], 200)
-            values = [np.interp(seconds, c[1], c[2]) for c in curves[entry]]
-            middle, band = np.median(values, 0), (np.min(values, 0), np.max(values, 0))
-            axes.fill_between(seconds, *band, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(seconds, middle, dash, color=colour, linewidth=1.8)
-            axes.plot(seconds[-1], middle[-1], "o", color=colour, markersize=4)
-            axes.plot([seconds[-1], last], [middle[-1]] * 2, color=colour, linewidth=0.6)
-            finals[entry] = middle[-1], colour
-        axes.axhline(ENVIRONMENTS[env].threshold, color=report.TEXT, linewidth=0.8, linestyle=":")
-        axes.set(xscale="log", xlim=(None, last))
-        axes.xaxis.set_major_formatter("{x:g}")
-        bottom, top = axes.get_ylim()
-        heights = np.array([final for final, _ in finals.values()])
-        places = report.spread(heights, (top - bottom) * 0.09, top)
-        for (entry, (final, colour)), place in zip(finals.items(), places):
-            end, label = (last, final), (1.05, (place - bottom) / (top - bottom))
-            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
-            line |= {"shrinkB": 0, "relpos": (0, 0.5)}
-            options = {"color": colour, "va": "center", "fontsize": 9, "arrowprops": line}
-            name = entry.replace(" ppo_continuous_action.py", "")  # which is CleanRL's
-            axes.annotate(name, end, label, textcoords="axes fraction", **options)
-        axes.set_title(f"{env}, {ENVIRONMENTS[env].steps:,} steps", loc="left", fontsize=10)
-        report.style(axes)
-    figure.supxlabel("seconds of training", fontsize=10)
-    figure.supylabel("mean return of the last 100 training episodes", fontsize=10)
-    figure.tight_layout()
-    report.save(figure, "boxes")
-
-
 def first_to_last(text: str) -> range:
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
@@ -464,12 +408,7 @@ def main() -> None:
         "--cleanrl-python", type=path, default=sys.executable, help="an interpreter that can run it"
     )
     parser.add_argument("--table", action="store_true", help="print the table, run nothing")
-    parser.add_argument(
-        "--draw", nargs=2, choices=ENVIRONMENTS, metavar="ENV", help="two of them, run nothing"
-    )
     args = parser.parse_args()
-    if args.draw:
-        return draw(read(), args.draw)
     if args.table:
         return print(table(read()))
     script = args.cleanrl and Path(args.cleanrl, "cleanrl", "ppo.py")

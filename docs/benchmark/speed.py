@@ -4,9 +4,6 @@ them with Stable-Baselines3 and CleanRL.
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py parts
     python docs/benchmark/speed.py grow
-    python docs/benchmark/speed.py environments
-    python docs/benchmark/speed.py processes
-    python docs/benchmark/speed.py own
     python docs/benchmark/speed.py gpu
 
 Every run is a process of its own with one thread. Runs take turns, one seed of each after the
@@ -17,15 +14,9 @@ Figures are medians over seeds, in brackets the range.
 parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
 the functions that are named.
 
-grow, gpu: grpo_rtg.py with a pass of 16 minibatches an iteration, and a learning rate of next to
+grow, gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate of next to
 nothing, so that all runs have the same short episodes (about 22 steps); gpu has each run with and
 without --cuda, in turns.
-
-processes: grpo_rtg.py with one process and with two, in turns; but for CartPole with that learning
-rate, so that both play episodes of the same length.
-
-own: what the environment's own rate would be if each random action were drawn at its step, as
-examples do, and not beforehand, as everywhere else here.
 """
 
 import argparse
@@ -48,7 +39,6 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-ENVIRONMENTS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"]
 PARTS = {  # of an iteration of grpo_rtg.py
     "steps": "rollout: the environments' steps and resets, lists, the flat batch",
     "sampling": "rollout: `act`, observations to actions",
@@ -171,10 +161,8 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     return result | spent | {"total": total, "dropped": 1e6 * result["dropped"] / result["steps"]}
 
 
-def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
-    """Steps per second of the environment alone, resets included, with random actions, drawn at
-    each step or before.
-    """
+def own_rate(env_id: str, seconds: float = 1.0) -> float:
+    """Steps per second of the environment alone, resets included, with actions drawn before."""
     import gymnasium as gym
 
     env = gym.make(env_id)
@@ -183,7 +171,7 @@ def own_rate(env_id: str, seconds: float = 1.0, draw: bool = False) -> float:
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         for action in actions:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample() if draw else action)
+            _, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 env.reset()
         steps += len(actions)
@@ -214,8 +202,6 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
 def one(job: dict) -> None:
     """What a process started by run does: a job, whose result it prints."""
     kind, *rest = job["what"]
-    if kind == "alone":
-        return print(own_rate(*rest, 3.0))
     runner = {"script": run_script, "parts": run_parts}[kind]
     print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
 
@@ -271,7 +257,7 @@ def short_episodes(width: int, groups: int, size: int) -> list[str]:
         "--group-size": size,
         "--total-timesteps": steps,
     }
-    flags |= {"--update-epochs": 1, "--num-minibatches": 16, "--learning-rate": 1e-9}
+    flags |= {"--update-epochs": 1, "--minibatch-size": 64, "--learning-rate": 1e-9}
     return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
 
 
@@ -331,98 +317,7 @@ def gpu(args) -> None:
             print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
 
 
-def environments(args) -> None:
-    print(
-        "| environment | its own steps/s | steps/s | % | rollout / update / rest | peak MiB |\n"
-        "|-|-|-|-|-|-|"
-    )
-    for env_id in ENVIRONMENTS:
-        [rows] = rows_of({"": ["--env-id", env_id]}, env_id).values()
-        cells = [
-            cell(rows, "own"),
-            cell(rows, "rate"),
-            cell(rows, "share"),
-            split(rows),
-            cell(rows, "peak"),
-        ]
-        print(f"| {env_id} | {' | '.join(cells)} |")
-
-
-def alone(env_id: str, count: int) -> float:
-    """The environment's own rate, summed over this many processes at once: what the cores give
-    without this project.
-    """
-    command = [
-        sys.executable,
-        str(HERE),
-        "one",
-        json.dumps({"what": ["alone", env_id], "flags": [], "spawned": 0}),
-    ]
-    options = {
-        "env": os.environ | ONE_THREAD,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-        "text": True,
-    }
-    started = [subprocess.Popen(command, **options) for _ in range(count)]
-    return sum(float(process.communicate()[0].splitlines()[-1]) for process in started)
-
-
-def processes(args) -> None:
-    """Whole runs, alternating; the rate is the one that the script prints."""
-    print(
-        "| flags | 1 process, steps/s | torchrun, 2 processes, steps/s | ratio "
-        "| the environment alone, 2 at once |"
-    )
-    print("|-|-|-|-|-|")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = {"env": os.environ | ONE_THREAD, "capture_output": True, "text": True}
-    for env_id in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "HalfCheetah-v5"):
-        flags = ["--env-id", env_id, "--total-timesteps", "100000"]
-        if env_id != "CartPole-v1":  # which would stay at episodes of 22 steps
-            flags += ["--learning-rate", "1e-9"]
-        rates, bounds = {1: [], 2: []}, []
-        for seed in ("1", "2", "3"):
-            for count, rows in rates.items():
-                script = [str(ROOT / "grpo_rtg.py"), *flags, "--eval-episodes", "1", "--seed", seed]
-                with tempfile.TemporaryDirectory() as folder:
-                    command = [sys.executable, *(launch if count == 2 else []), *script]
-                    done = subprocess.run(command, cwd=folder, **options)
-                rows.append(
-                    {
-                        "rate": float(
-                            re.search(r"\(([\d,]+) steps/s\)", done.stdout)[1].replace(",", "")
-                        )
-                    }
-                )
-            bounds.append({"ratio": alone(env_id, 2) / alone(env_id, 1)})
-        ratio = median(row["rate"] for row in rates[2]) / median(row["rate"] for row in rates[1])
-        cells = [
-            cell(rates[1], "rate"),
-            cell(rates[2], "rate"),
-            f"{ratio:.2f}",
-            cell(bounds, "ratio", 2),
-        ]
-        print(f"| `{' '.join(flags)}` | {' | '.join(cells)} |")
-
-
-def own(args) -> None:
-    print(
-        "| environment | actions drawn beforehand, steps/s | drawn at each step, steps/s "
-        "| ratio |\n|-|-|-|-|"
-    )
-    for env_id in ENVIRONMENTS:
-        rows = [
-            {"before": own_rate(env_id), "drawn": own_rate(env_id, draw=True)} for _ in range(5)
-        ]
-        rows = [row | {"ratio": row["drawn"] / row["before"]} for row in rows]
-        print(
-            f"| {env_id} | {cell(rows, 'before')} | {cell(rows, 'drawn')} "
-            f"| {cell(rows, 'ratio', 2)} |"
-        )
-
-
-TABLES = {table.__name__: table for table in (parts, grow, gpu, environments, processes, own)}
+TABLES = {table.__name__: table for table in (parts, grow, gpu)}
 
 
 def main() -> None:
