@@ -14,9 +14,9 @@ Figures are medians over seeds, in brackets the range.
 parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
 the functions that are named.
 
-grow, gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate of next to
-nothing, so that all runs have the same short episodes (about 22 steps); gpu has each run with and
-without --cuda, in turns.
+grow, gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate
+of next to nothing, so that all runs have the same short episodes (about 22 steps); gpu has each run
+with and without --cuda, in turns.
 """
 
 import argparse
@@ -25,7 +25,6 @@ import importlib
 import io
 import json
 import os
-import re
 import resource
 import subprocess
 import sys

@@ -185,7 +185,7 @@ def measure(seed: int) -> dict[str, list[float]]:
         group_size=8,
         gamma=1.0,
         update_epochs=2,
-        num_minibatches=4,
+        minibatch_size=96,
         learning_rate=1e-2,
         target_kl=0.0,
         kl_coef=0.04,

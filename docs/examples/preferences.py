@@ -2,7 +2,7 @@ r"""Learning from judgements of whole episodes: no rewards, only a score at the 
 the order counts.
 
     python grpo_outcome.py --env-id docs.examples.preferences:PreferredGridWorld-v0 \
-        --num-groups 32 --group-size 2 --learning-rate 2e-3 --num-minibatches 4 --ent-coef 0.03
+        --num-groups 32 --group-size 2 --learning-rate 2e-3 --minibatch-size 256 --ent-coef 0.03
 
 EpisodeScore hides an environment's rewards and pays one score when the episode ends, as a person or
 a reward model would. With two members in a group, outcome supervision gives the better one
