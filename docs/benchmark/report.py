@@ -205,6 +205,17 @@ def unseen_table() -> str:
     return markdown(["environment", "rung", "greedy, each seed", "training, median"], lines)
 
 
+def examples_table() -> str:
+    """A row for each script on the grid world: greedy returns, and seeds near the shortest path."""
+    lines = []
+    for script, rows in load("examples").get(studies.GRID, {}).items():
+        returns = values(rows, "greedy")
+        spread = f"{np.median(returns):.2f} [{returns.min():.2f}, {returns.max():.2f}]"
+        lines.append([f"`{script}`", spread, f"{(returns >= 0.59).sum()} of {len(returns)}"])
+    head = ["`--total-timesteps 60000`", "greedy return", "seeds within one step of the shortest"]
+    return markdown(head, lines)
+
+
 def tuning_table() -> str:
     """A row for each environment and shape: the mean of greedy and sampled, by rung."""
     lines = []
@@ -313,6 +324,7 @@ TABLES = {
     "improvement": improvement_table,
     "defaults": defaults_table,
     "unseen": unseen_table,
+    "examples": examples_table,
     "tuning": tuning_table,
 }
 

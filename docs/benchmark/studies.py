@@ -149,6 +149,22 @@ def unseen():
                 yield env, rung, seed, command(env, RUNGS[rung], flags, seed, steps)
 
 
+GRID = "docs.examples.grid_world:GridWorld-v0"
+PREFERRED = "docs.examples.preferences:PreferredGridWorld-v0"
+PAIRS = "--num-groups 32 --group-size 2 --learning-rate 2e-3 --minibatch-size 256 --ent-coef 0.03"
+SCRIPTS = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"]
+SCRIPTS += ["grpo_rtg.py --baseline timestep", "grpo_rtg.py --baseline group", "ppo.py"]
+
+
+def examples():
+    """The grid world of docs/environments.md, and its judge."""
+    for seed in SEEDS[:5]:
+        for script in SCRIPTS:
+            yield GRID, script, seed, command(GRID, script, "", seed, 60_000)
+        line = command(PREFERRED, "grpo_outcome.py", PAIRS, seed, 200_000)
+        yield PREFERRED, "pairs", seed, line
+
+
 def choices():
     """Whether to centre the advantages of regression, on tuning seeds."""
     for seed in range(101, 106):
@@ -158,10 +174,5 @@ def choices():
                 yield env, name, seed, command(env, script, "", seed, steps)
 
 
-STUDIES = {
-    "choices": choices,
-    "tuning": tuning,
-    "ladder": ladder,
-    "defaults": defaults,
-    "unseen": unseen,
-}
+STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "defaults": defaults}
+STUDIES |= {"unseen": unseen, "examples": examples}
