@@ -63,7 +63,7 @@ class Args:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 8  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
+    norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
     minibatch_size: int = 1024  # steps that a gradient step sees
@@ -122,7 +122,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 
 
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights w [K, G, T] such that (w x).mean() over all S steps is Eq. 3's mean of x.
+    """Weights w [K, G, T] such that (w x).mean() over all S steps is the mean that loss_agg names.
 
     "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all groups).
     """
@@ -218,7 +218,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        Of the distribution that forward gives, in NumPy: rng makes a resumed run repeat itself.
+        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
@@ -248,9 +248,8 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    At each time step, yields of the B environments whose episode goes on their numbers [B],
-    observations [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. Actions are
-    sampled with rng; without, they are the likeliest.
+    Yields at each time step, for the B episodes that still run, their numbers [B], observations
+    [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. rng: see Policy.act.
     """
     members = np.arange(len(seeds))
     next_obs = [env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds)]
@@ -260,7 +259,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # arrays of one, too
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # some are arrays of one
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         yield members, obs, actions, rewards, terminated, truncated
@@ -272,7 +271,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
 class Episodes(NamedTuple):
     """One episode of each of K·G environments: S steps in all, at most T in one episode."""
 
-    obs: Tensor  # [S, D], by episode, then by time: the order of block[mask]
+    obs: Tensor  # [S, D], by episode, then by time: the order of rewards[mask]
     actions: Tensor  # [S, A], as the policy sampled them
     rewards: Tensor  # [K, G, T] float64, 0 where there is no step
     mask: Tensor  # [K, G, T] bool, True where there is a step
@@ -370,7 +369,7 @@ def train(args: Args) -> dict:
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # for environments that draw from it
+    np.random.seed(args.seed)  # for environments whose constructor draws from it
     num_groups = args.num_groups // WORLD_SIZE
     envs = [make_env(args) for _ in range(num_groups * args.group_size)]
     obs_space = envs[0].observation_space
@@ -466,7 +465,8 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, limit, disable_env_checker=True, **options)
+        options |= {"max_episode_steps": limit, "disable_env_checker": True}
+        env = gym.make(args.env_id, **options)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -476,7 +476,7 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
-    num_options(space)
+    num_options(space)  # UserError for spaces that are not supported
     bounded = isinstance(space, spaces.Box) and space.is_bounded()
     if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
@@ -546,7 +546,7 @@ def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
 
 
 def average_over_processes(tensors) -> None:
-    """Under torchrun replace tensors by their mean over the processes, in one message."""
+    """Under torchrun replace tensors, in place, by their mean over the processes."""
     if dist.is_initialized():
         tensors = list(tensors)
         vector = nn.utils.parameters_to_vector(tensors)
@@ -755,7 +755,7 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> dict:
-    """What save wrote, after parts, such as a network, have loaded theirs; or UserError.
+    """Read what save wrote, and load it into parts, such as a network; UserError if that fails.
 
     A file is plain data and runs no code.
     """
@@ -795,7 +795,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
-        if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+        if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_groups % WORLD_SIZE:
@@ -803,7 +803,7 @@ def check_args(args: Args) -> None:
 
 
 def defaults(given: Args) -> Args:
-    """What options that were not given are: with --resume and --evaluate those of the file."""
+    """The defaults of options not given: with --resume and --evaluate those of the file."""
     args = Args()
     path = given.resume or given.evaluate
     if path:

@@ -1,4 +1,4 @@
-"""GRPO with returns-to-go for Gymnasium: PPO's objective, with a group in place of a critic.
+"""GRPO with returns-to-go for Gymnasium; by default with a linear critic, fitted in closed form.
 
     python grpo_rtg.py --env-id CartPole-v1
     python grpo_rtg.py --evaluate runs/<run>/model.pt --render
@@ -16,10 +16,10 @@ baseline b:
 
     R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - b_{i,t}) / std(R - b)
 
---baseline group: b is the mean over the group's steps, as published. timestep: the mean over the
-members alive at t. regression: a least-squares fit of R to state and time over all groups, of this
-and earlier iterations: a linear critic in closed form. Then R goes on with b where a time limit cut
-an episode (else it ends there), and R - b becomes GAE (arXiv:1506.02438), at λ = 1 the same:
+--baseline group: b is the mean over the group's steps, as proposed there. timestep: the mean over
+the members alive at t. regression: no mean of the group but a value estimate, a least-squares fit
+of R to state and time over this and earlier iterations' groups. With it GAE (arXiv:1506.02438)
+takes the place of R - b, which at λ = 1 is the same; after a time limit b stands for the rest:
 
     Σ_{j≥t} (γλ)^(j-t) (r_{i,j} + γ b_{i,j+1} - b_{i,j})
 
@@ -72,8 +72,8 @@ class Args:
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "regression"] = "regression"  # b, see above
     gae_lambda: float = 0.95  # λ of --baseline regression
-    decay: float = 0.67  # what the iteration before counts in --baseline regression (0: nothing)
-    norm_std: bool = True  # divide by the standard deviation (off: Dr. GRPO, arXiv:2503.20783)
+    decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
+    norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
     minibatch_size: int = 1024  # steps that a gradient step sees
@@ -114,9 +114,9 @@ def compute_advantages(
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
 
-    rewards and mask are [K, G, T]. values [K, G, T + 1] is the b of "regression": at each step and,
-    where a time limit cut the episode, after the last one. A group without spread beyond rounding
-    gives exactly 0.
+    rewards and mask are [K, G, T]. values [K, G, T + 1] is the b of "regression"; after the last
+    step it is 0, unless a time limit cut the episode. A group whose R - b have no spread beyond
+    rounding gives exactly 0.
     """
     rewards = rewards.double().where(mask, 0)
     returns = discounted_sums(rewards, gamma)  # R
@@ -147,66 +147,8 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
     return sums
 
 
-class ReturnRegression(nn.Module):
-    """b(s, t): ridge regression of returns-to-go on random cosines of state and time.
-
-    A linear critic in closed form, fitted to the steps that it then judges. The features make an
-    RBF kernel (Rahimi and Recht 2007); sums of earlier iterations count less by decay each time.
-    """
-
-    NUM_FEATURES = 128
-    BANDWIDTH = 2.0  # of the kernel, in standard deviations of the inputs
-    RIDGE = 1e-3  # penalty on the weights, a step
-
-    def __init__(self, obs_size: int, decay: float):
-        super().__init__()
-        if obs_size > 4096:
-            raise UserError(f"{obs_size:,} numbers an observation need --baseline timestep.")
-        num_inputs = obs_size + 1  # with the time
-        generator = torch.Generator().manual_seed(0)
-        frequencies = torch.randn(num_inputs, self.NUM_FEATURES, generator=generator).double()
-        self.frequencies = frequencies / (self.BANDWIDTH * num_inputs**0.5)
-        self.phases = 2 * torch.pi * torch.rand(self.NUM_FEATURES, generator=generator).double()
-        self.decay = decay
-        self.input_stats = RunningMeanVar(num_inputs)
-        size = self.NUM_FEATURES + 1  # with the constant
-        self.register_buffer("gram", torch.zeros(size, size).double())  # Σ φ φᵀ
-        self.register_buffer("moment", torch.zeros(size).double())  # Σ φ R
-        self.register_buffer("weights", torch.zeros(size).double())
-
-    def forward(self, episodes: "Episodes", gamma: float) -> Tensor:
-        """Fit the episodes' returns and give b [K, G, T + 1], as compute_advantages takes it."""
-        time = episodes.mask.nonzero()[:, 2:]  # [S, 1]
-        inputs = torch.cat([episodes.obs, time], dim=-1)  # [S, D + 1]
-        self.input_stats.update(inputs)
-        cosines = torch.cos(self.input_stats.normalize(inputs) @ self.frequencies + self.phases)
-        features = nn.functional.pad(cosines, (1, 0), value=1.0)  # φ, the constant first
-
-        # After a time limit the return goes on as the last fit has it.
-        padded = nn.functional.pad(episodes.mask, (0, 1))  # [K, G, T + 1]
-        rest = self.values(features, episodes).where(~padded, 0)
-        rewards = nn.functional.pad(episodes.rewards, (0, 1)) + rest
-        returns = discounted_sums(rewards, gamma)[padded]  # [S]
-
-        self.gram = self.decay * self.gram + features.T @ features
-        self.moment = self.decay * self.moment + features.T @ returns
-        average_over_processes([self.gram, self.moment])
-        ridge = self.RIDGE * self.gram[0, 0].repeat(len(self.gram))  # [0, 0] counts steps
-        ridge[0] = 0  # the constant is free
-        self.weights = torch.linalg.solve(self.gram + ridge.diag(), self.moment)
-        return self.values(features, episodes)
-
-    def values(self, features: Tensor, episodes: "Episodes") -> Tensor:
-        """b [K, G, T + 1] by the weights; after a time limit that of the step before it."""
-        mask = nn.functional.pad(episodes.mask, (0, 1))
-        values = torch.zeros(mask.shape).double().masked_scatter(mask, features @ self.weights)
-        end = episodes.mask.sum(dim=-1, keepdim=True)  # |o_i|
-        last = values.gather(-1, end - 1) * episodes.truncated[..., None]
-        return values.scatter(-1, end, last)
-
-
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights w [K, G, T] such that (w x).mean() over all S steps is Eq. 3's mean of x.
+    """Weights w [K, G, T] such that (w x).mean() over all S steps is the mean that loss_agg names.
 
     "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all groups).
     """
@@ -302,7 +244,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        Of the distribution that forward gives, in NumPy: rng makes a resumed run repeat itself.
+        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
@@ -332,9 +274,8 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    At each time step, yields of the B environments whose episode goes on their numbers [B],
-    observations [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. Actions are
-    sampled with rng; without, they are the likeliest.
+    Yields at each time step, for the B episodes that still run, their numbers [B], observations
+    [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. rng: see Policy.act.
     """
     members = np.arange(len(seeds))
     next_obs = [env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds)]
@@ -344,7 +285,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # arrays of one, too
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # some are arrays of one
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         yield members, obs, actions, rewards, terminated, truncated
@@ -356,7 +297,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
 class Episodes(NamedTuple):
     """One episode of each of K·G environments: S steps in all, at most T in one episode."""
 
-    obs: Tensor  # [S, D], by episode, then by time: the order of block[mask]
+    obs: Tensor  # [S, D], by episode, then by time: the order of rewards[mask]
     actions: Tensor  # [S, A], as the policy sampled them
     rewards: Tensor  # [K, G, T] float64, 0 where there is no step
     mask: Tensor  # [K, G, T] bool, True where there is a step
@@ -448,13 +389,72 @@ def minibatches(batch: dict, minibatch_size: int, rng: np.random.Generator):
         yield {name: x[indices] for name, x in batch.items()}
 
 
+class ReturnRegression(nn.Module):
+    """b(s, t): ridge regression of returns-to-go on random cosines of state and time.
+
+    The linear baseline of Duan et al. 2016, with features of an RBF kernel (Rahimi and Recht 2007)
+    and a memory: earlier sums count less by decay each time. It is fitted to what it then judges.
+    """
+
+    NUM_FEATURES = 128
+    BANDWIDTH = 2.0  # of the kernel, in standard deviations of the inputs times √inputs
+    RIDGE = 1e-3  # penalty on the weights, per step
+
+    def __init__(self, obs_size: int, decay: float):
+        super().__init__()
+        if obs_size > 4096:
+            raise UserError(f"Observations of {obs_size:,} numbers need --baseline timestep.")
+        num_inputs = obs_size + 1  # with the time
+        generator = torch.Generator().manual_seed(0)
+        frequencies = torch.randn(num_inputs, self.NUM_FEATURES, generator=generator).double()
+        self.frequencies = frequencies / (self.BANDWIDTH * num_inputs**0.5)
+        self.phases = 2 * torch.pi * torch.rand(self.NUM_FEATURES, generator=generator).double()
+        self.decay = decay
+        self.input_stats = RunningMeanVar(num_inputs)
+        size = self.NUM_FEATURES + 1  # with the constant
+        self.register_buffer("gram", torch.zeros(size, size).double())  # Σ φ φᵀ
+        self.register_buffer("moment", torch.zeros(size).double())  # Σ φ R
+        self.register_buffer("weights", torch.zeros(size).double())
+
+    def fit(self, episodes: Episodes, gamma: float) -> Tensor:
+        """Fit the episodes' returns and give b [K, G, T + 1], as compute_advantages takes it."""
+        t = episodes.mask.nonzero()[:, 2:]  # of each step, [S, 1]
+        inputs = torch.cat([episodes.obs, t], dim=-1)  # [S, D + 1]
+        self.input_stats.update(inputs)
+        cosines = torch.cos(self.input_stats.normalize(inputs) @ self.frequencies + self.phases)
+        features = nn.functional.pad(cosines, (1, 0), value=1.0)  # φ, the constant first
+
+        # After a time limit the return goes on as the last fit has it.
+        mask = nn.functional.pad(episodes.mask, (0, 1))  # [K, G, T + 1]
+        tail = self.values(features, episodes).where(~mask, 0)
+        rewards = nn.functional.pad(episodes.rewards, (0, 1)) + tail
+        returns = discounted_sums(rewards, gamma)[mask]  # [S]
+
+        self.gram = self.decay * self.gram + features.T @ features
+        self.moment = self.decay * self.moment + features.T @ returns
+        average_over_processes([self.gram, self.moment])
+        num_steps = self.gram[0, 0]  # that are remembered: the constant's sum
+        penalty = torch.full_like(self.moment, self.RIDGE) * num_steps
+        penalty[0] = 0  # the constant is free
+        self.weights = torch.linalg.solve(self.gram + penalty.diag(), self.moment)
+        return self.values(features, episodes)
+
+    def values(self, features: Tensor, episodes: Episodes) -> Tensor:
+        """b [K, G, T + 1]; after the last step that of this step if a time limit cut, else 0."""
+        mask = nn.functional.pad(episodes.mask, (0, 1))
+        values = torch.zeros(mask.shape).double().masked_scatter(mask, features @ self.weights)
+        end = episodes.mask.sum(dim=-1, keepdim=True)  # |o_i|
+        last = values.gather(-1, end - 1) * episodes.truncated[..., None]
+        return values.scatter(-1, end, last)
+
+
 def train(args: Args) -> dict:
     """Algorithm 1 of the paper, its lines named in the comments; returns what Run.finish does."""
     check_args(args)
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # for environments that draw from it
+    np.random.seed(args.seed)  # for environments whose constructor draws from it
     num_groups = args.num_groups // WORLD_SIZE
     envs = [make_env(args) for _ in range(num_groups * args.group_size)]
     obs_space = envs[0].observation_space
@@ -483,7 +483,7 @@ def train(args: Args) -> dict:
 
         values = None
         if args.baseline == "regression":
-            values = parts["regression"](episodes, args.gamma)
+            values = parts["regression"].fit(episodes, args.gamma)
         advantages = compute_advantages(  # line 9
             episodes.rewards,
             episodes.mask,
@@ -561,7 +561,8 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, limit, disable_env_checker=True, **options)
+        options |= {"max_episode_steps": limit, "disable_env_checker": True}
+        env = gym.make(args.env_id, **options)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -571,7 +572,7 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
-    num_options(space)
+    num_options(space)  # UserError for spaces that are not supported
     bounded = isinstance(space, spaces.Box) and space.is_bounded()
     if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
@@ -641,7 +642,7 @@ def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
 
 
 def average_over_processes(tensors) -> None:
-    """Under torchrun replace tensors by their mean over the processes, in one message."""
+    """Under torchrun replace tensors, in place, by their mean over the processes."""
     if dist.is_initialized():
         tensors = list(tensors)
         vector = nn.utils.parameters_to_vector(tensors)
@@ -850,7 +851,7 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> dict:
-    """What save wrote, after parts, such as a network, have loaded theirs; or UserError.
+    """Read what save wrote, and load it into parts, such as a network; UserError if that fails.
 
     A file is plain data and runs no code.
     """
@@ -891,7 +892,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
-        if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+        if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_groups % WORLD_SIZE:
@@ -899,7 +900,7 @@ def check_args(args: Args) -> None:
 
 
 def defaults(given: Args) -> Args:
-    """What options that were not given are: with --resume and --evaluate those of the file."""
+    """The defaults of options not given: with --resume and --evaluate those of the file."""
     args = Args()
     path = given.resume or given.evaluate
     if path:

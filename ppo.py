@@ -180,7 +180,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        Of the distribution that forward gives, in NumPy: rng makes a resumed run repeat itself.
+        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
@@ -261,7 +261,7 @@ def collect_steps(running: Running, policy: Policy, num_steps: int, rng) -> Step
         env_actions = to_env(actions, running.envs[0].action_space)
         results = [env.step(action) for env, action in zip(running.envs, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(results))  # arrays of one, too
+        rewards = np.array(rewards, np.float64).reshape(len(results))  # some are arrays of one
         terminated = np.array(terminated, bool)
         done = terminated | np.array(truncated, bool)
         steps.append((obs, actions, np.float32(rewards), stack(next_obs), terminated, done))
@@ -333,7 +333,7 @@ def train(args: Args) -> dict:
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # for environments that draw from it
+    np.random.seed(args.seed)  # for environments whose constructor draws from it
     num_envs = args.num_envs // WORLD_SIZE
     envs = [make_env(args) for _ in range(num_envs)]
     policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args).to(device)
@@ -432,7 +432,8 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, limit, disable_env_checker=True, **options)
+        options |= {"max_episode_steps": limit, "disable_env_checker": True}
+        env = gym.make(args.env_id, **options)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -442,7 +443,7 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
-    num_options(space)
+    num_options(space)  # UserError for spaces that are not supported
     bounded = isinstance(space, spaces.Box) and space.is_bounded()
     if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
@@ -512,7 +513,7 @@ def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
 
 
 def average_over_processes(tensors) -> None:
-    """Under torchrun replace tensors by their mean over the processes, in one message."""
+    """Under torchrun replace tensors, in place, by their mean over the processes."""
     if dist.is_initialized():
         tensors = list(tensors)
         vector = nn.utils.parameters_to_vector(tensors)
@@ -523,9 +524,8 @@ def average_over_processes(tensors) -> None:
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    At each time step, yields of the B environments whose episode goes on their numbers [B],
-    observations [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. Actions are
-    sampled with rng; without, they are the likeliest.
+    Yields at each time step, for the B episodes that still run, their numbers [B], observations
+    [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. rng: see Policy.act.
     """
     members = np.arange(len(seeds))
     next_obs = [env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds)]
@@ -535,7 +535,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # arrays of one, too
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # some are arrays of one
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         yield members, obs, actions, rewards, terminated, truncated
@@ -740,7 +740,7 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> dict:
-    """What save wrote, after parts, such as a network, have loaded theirs; or UserError.
+    """Read what save wrote, and load it into parts, such as a network; UserError if that fails.
 
     A file is plain data and runs no code.
     """
@@ -781,7 +781,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
-        if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+        if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
     if args.num_envs % WORLD_SIZE:
@@ -789,7 +789,7 @@ def check_args(args: Args) -> None:
 
 
 def defaults(given: Args) -> Args:
-    """What options that were not given are: with --resume and --evaluate those of the file."""
+    """The defaults of options not given: with --resume and --evaluate those of the file."""
     args = Args()
     path = given.resume or given.evaluate
     if path:

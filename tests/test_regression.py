@@ -94,7 +94,7 @@ def test_the_fit_is_weighted_least_squares(decay):
     regression = ReturnRegression(3, decay)
     expected = least_squares(ITERATIONS, regression, 0.9, decay)
     for episodes, values in zip(ITERATIONS, expected):
-        torch.testing.assert_close(regression(episodes, 0.9), values, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(regression.fit(episodes, 0.9), values, rtol=1e-6, atol=1e-6)
 
 
 def test_the_features_approximate_a_gaussian_kernel():
@@ -116,7 +116,7 @@ def test_advantages_are_gae_over_the_baseline(gae_lambda, norm_std):
     """Σ_{j≥t} (γλ)^(j-t) (r_j + γ b_{j+1} - b_j) in scalars; λ = 1: R - b, R continued by b."""
     gamma = 0.8
     rewards, mask = ITERATIONS[0].rewards, ITERATIONS[0].mask
-    values = ReturnRegression(3, 0.67)(ITERATIONS[0], gamma)
+    values = ReturnRegression(3, 0.67).fit(ITERATIONS[0], gamma)
     expected = torch.zeros(mask.shape).double()
     for k, g, r, _ in steps_of(ITERATIONS[0]):
         b = values[k, g].tolist()
@@ -146,7 +146,7 @@ def test_tied_groups_still_teach_unless_nothing_differs():
     """Where all fail, b says which step was the worse; without any spread all is exactly 0."""
     mask = ITERATIONS[0].mask
     fails = torch.zeros(mask.shape)
-    values = ReturnRegression(3, 0.67)(ITERATIONS[0], 0.9)
+    values = ReturnRegression(3, 0.67).fit(ITERATIONS[0], 0.9)
     advantages = compute_advantages(fails, mask, 0.9, baseline="regression", values=values)
     assert (advantages[mask] != 0).all()
     for baseline in ("group", "timestep"):
@@ -157,7 +157,7 @@ def test_tied_groups_still_teach_unless_nothing_differs():
     for episodes in ties:
         regression = ReturnRegression(3, 0.67)
         for _ in range(2):
-            values = regression(episodes, 0.9)
+            values = regression.fit(episodes, 0.9)
             rewards, mask = episodes.rewards, episodes.mask
             for norm_std in (True, False):
                 advantages = compute_advantages(rewards, mask, 0.9, norm_std, "regression", values)
@@ -182,10 +182,10 @@ def test_units_do_not_matter(kind):
     for change in OBSERVATIONS[kind]:
         iterations = [episodes._replace(obs=change(episodes.obs)) for episodes in ITERATIONS]
         regression = ReturnRegression(iterations[0].obs.shape[1], 0.67)
-        results.append(torch.cat([regression(x, 0.9).flatten() for x in iterations]))
+        results.append(torch.cat([regression.fit(x, 0.9).flatten() for x in iterations]))
         paid = [x._replace(rewards=1e12 * x.rewards) for x in iterations]
         regression = ReturnRegression(iterations[0].obs.shape[1], 0.67)
-        results.append(1e-12 * torch.cat([regression(x, 0.9).flatten() for x in paid]))
+        results.append(1e-12 * torch.cat([regression.fit(x, 0.9).flatten() for x in paid]))
     assert results[0].abs().max() > 0.1
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-5)

@@ -43,7 +43,7 @@ def test_the_advantages_are_those_of_the_options(script, own, monkeypatch):
     for episodes, advantages in seen:
         more = dict(own)
         if own.get("baseline") == "regression":
-            more |= {"values": regression(episodes, 0.9), "gae_lambda": 0.7}
+            more |= {"values": regression.fit(episodes, 0.9), "gae_lambda": 0.7}
         blocks = episodes.rewards, episodes.mask
         expected = module.compute_advantages(*blocks, gamma=0.9, norm_std=False, **more)
         assert torch.equal(advantages, expected) and advantages.any()

@@ -79,7 +79,7 @@ def explained(iterations: list[grpo_rtg.Episodes], gamma: float, change: dict) -
     shares = []
     for i, episodes in enumerate(iterations):
         before = regression.weights
-        b = regression(episodes, gamma)  # [K, G, T + 1], by the fit to these episodes
+        b = regression.fit(episodes, gamma)  # [K, G, T + 1], by the fit to these episodes
         if frozen:
             regression.input_stats.update = lambda inputs: None
         inputs = torch.cat([episodes.obs, episodes.mask.nonzero()[:, 2:]], dim=-1)

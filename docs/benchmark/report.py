@@ -42,10 +42,10 @@ NAMES = {  # of the rungs, in tables and figures
     "outcome": "outcome",
     "group": "`group`",
     "timestep": "`timestep`",
-    "state": "`regression`, λ = 1, no memory",
-    "λ": "λ < 1",
-    "memory": "memory: `regression`",
-    "critic network": "a critic network instead",
+    "state": "+ state",
+    "λ": "+ λ < 1",
+    "memory": "+ memory: `regression`",
+    "critic network": "critic network",
     "PPO": "`ppo.py`",
 }
 RESAMPLES = 2000
@@ -232,6 +232,17 @@ def tuning_table() -> str:
     return markdown(["environment", "shape", NAMES["timestep"], "`regression`"], lines)
 
 
+def commands_table() -> str:
+    """A row for each environment: the commands of regression and of PPO."""
+    lines = []
+    for env in studies.STEPS:
+        for rung in ("memory", "PPO"):
+            flags = studies.rung_flags(env, rung, studies.LADDER_SHAPE[env])
+            line = studies.command(env, studies.RUNGS[rung], flags, 1).removesuffix(" --seed 1")
+            lines.append([short(env), f"`python {line}`"])
+    return markdown(["environment", "command"], lines)
+
+
 def plain(rung: str) -> str:
     return NAMES[rung].replace("`", "")
 
@@ -324,6 +335,7 @@ TABLES = {
     "improvement": improvement_table,
     "defaults": defaults_table,
     "unseen": unseen_table,
+    "commands": commands_table,
     "examples": examples_table,
     "tuning": tuning_table,
 }

@@ -145,7 +145,7 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
 
     spent, finish_run, module.Run.finish = {}, module.Run.finish, finish
     regression, tensor = module.ReturnRegression, module.torch.Tensor
-    regression.forward = timed(regression.forward, "baseline")
+    regression.fit = timed(regression.fit, "baseline")
     module.Policy.act = timed(module.Policy.act, "sampling")
     module.Policy.log_probs = timed(module.Policy.log_probs, "log_probs")
     module.grpo_loss = timed(module.grpo_loss, "loss")

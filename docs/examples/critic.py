@@ -31,7 +31,7 @@ class Critic(nn.Module):
         self.optimizer = grpo_rtg.Adam(self.net.parameters(), eps=1e-5, fused=True)
         self.step = 0  # of the environment
 
-    def forward(self, episodes: Episodes, gamma: float) -> Tensor:
+    def fit(self, episodes: Episodes, gamma: float) -> Tensor:
         """V [K, G, T + 1] as compute_advantages takes it, then a fit to this iteration's steps."""
         args = self.args
         obs = episodes.obs

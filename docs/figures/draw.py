@@ -54,7 +54,7 @@ def draw_variants(episodes: grpo_rtg.Episodes) -> None:
     rewards = episodes.rewards
     mask = episodes.mask
     regression = grpo_rtg.ReturnRegression(episodes.obs.shape[1], decay=0)
-    values = regression(episodes, 0.99)
+    values = regression.fit(episodes, 0.99)
     group, timestep, fitted = (
         grpo_rtg.compute_advantages(rewards, mask, 0.99, True, baseline, values)
         for baseline in ("group", "timestep", "regression")
