@@ -68,16 +68,16 @@ class Args:
     seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
     num_groups: int = 4  # K: groups per iteration, each from its own start state
-    group_size: int = 8  # G: episodes per group
+    group_size: int = 4  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "regression"] = "regression"  # b, see above
-    gae_lambda: float = 0.95  # λ of --baseline regression
+    gae_lambda: float = 0.98  # λ of --baseline regression
     decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    minibatch_size: int = 1024  # steps that a gradient step sees
-    learning_rate: float = 5e-3  # Adam's step size
+    minibatch_size: int = 256  # steps that a gradient step sees
+    learning_rate: float = 3e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
@@ -110,7 +110,7 @@ def compute_advantages(
     norm_std: bool = True,
     baseline: str = "timestep",
     values: Tensor | None = None,
-    gae_lambda: float = 0.95,
+    gae_lambda: float = 0.98,
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
 

@@ -101,7 +101,7 @@ def rung_flags(env: str, rung: str, shape_name: str) -> str:
         return PPO[env] + ("" if "--gamma" in PPO[env] else DISCOUNT.get(env, ""))
     flags = (SHAPES | LONG_SHAPES)[shape_name] + DISCOUNT.get(env, " --gamma 0.99")
     if rung in ("λ", "memory", "critic network"):
-        flags += LAMBDA.get(env, "")
+        flags += LAMBDA.get(env, " --gae-lambda 0.95")
     return flags
 
 
