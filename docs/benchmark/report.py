@@ -113,6 +113,9 @@ def load_ladder() -> dict[str, dict[str, list[dict]]]:
 
 
 def values(rows: list[dict], column: str) -> np.ndarray:
+    """What a column says for each run; of "curve" the mean over the run's training returns."""
+    if column == "curve":
+        return np.nanmean([[float(x) for x in row["curve"].split()] for row in rows], axis=1)
     return np.array([float(row[column]) for row in rows])
 
 
@@ -134,13 +137,13 @@ def with_interval(point: tuple[float, float, float], digits: int = 2) -> str:
 
 
 def ladder_table() -> str:
-    """A row for each rung: its score on each environment and on all, greedy and in training."""
+    """A row for each rung: its score on each environment and on all, at the end and on the way."""
     table = load_ladder()
-    head = ["rung", *(short(env) for env in table), "all, greedy", "all, training"]
+    head = ["rung", *(short(env) for env in table), "all, greedy", "all, while learning"]
     lines = []
     for rung, name in NAMES.items():
         cells = [f"{iqm(scores(env, table[env][rung])):.2f}" for env in table]
-        for column in ("greedy", "train_return"):
+        for column in ("greedy", "curve"):
             samples = [scores(env, table[env][rung], column) for env in table]
             cells.append(with_interval(interval(samples, pooled_iqm)))
         lines.append([name, *cells])
@@ -276,8 +279,7 @@ def draw_ladder() -> None:
             middles.append(point[0])
         axes.plot(middles[:6], range(6), color=TEXT, linewidth=0.8, zorder=0)
         axes.axvline(1, color=TEXT, linewidth=0.8, linestyle=":")
-        left = min(-0.1, *middles)
-        axes.set_xlim(max(left - 0.1, -1.5), None)
+        axes.set_xlim(max(min(0, *middles) - 0.1, -1.5), max(1, *middles) + 0.15)
         axes.set_title("all" if env == "all" else short(env), loc="left", fontsize=10)
         style(axes)
     for axes in grid[:, 0]:
