@@ -432,8 +432,7 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     try:
         options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        options |= {"max_episode_steps": limit, "disable_env_checker": True}
-        env = gym.make(args.env_id, **options)
+        env = gym.make(args.env_id, max_episode_steps=limit, disable_env_checker=True, **options)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
