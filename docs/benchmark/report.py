@@ -11,6 +11,7 @@ environment, and the probability of improvement.
 """
 
 import argparse
+import csv
 import re
 import sys
 from functools import partial
@@ -219,6 +220,27 @@ def examples_table() -> str:
     return markdown(head, lines)
 
 
+def features_table() -> str:
+    """What features.py wrote: R² of the next iteration's returns, a row for each choice."""
+    with open(run.RESULTS / "features.csv", newline="") as file:
+        head, *lines = csv.reader(file)
+    return markdown([head[0], *(short(env) for env in head[1:])], lines)
+
+
+def choices_table() -> str:
+    """A row for each environment and choice: greedy and training returns."""
+    lines = []
+    for env, settings in load("choices").items():
+        for name, rows in settings.items():
+            digits = 2 if env == "FrozenLake-v1" else 0
+            cells = [
+                with_interval(interval([values(rows, column)], iqm), digits)
+                for column in ("greedy", "train_return")
+            ]
+            lines.append([short(env), name, *cells, str(len(rows))])
+    return markdown(["environment", "advantages", "greedy", "training", "seeds"], lines)
+
+
 def tuning_table() -> str:
     """A row for each environment and shape: the mean of greedy and sampled, by rung."""
     lines = []
@@ -338,6 +360,8 @@ TABLES = {
     "defaults": defaults_table,
     "unseen": unseen_table,
     "commands": commands_table,
+    "features": features_table,
+    "choices": choices_table,
     "examples": examples_table,
     "tuning": tuning_table,
 }
