@@ -187,9 +187,7 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
         command = [sys.executable, str(HERE), "one", job]
         env = os.environ | ONE_THREAD
         if "--cuda" not in flags:
-            env["CUDA_VISIBLE_DEVICES"] = (
-                ""  # SB3 would use a GPU unasked, and torch's optimizers would start it
-            )
+            env["CUDA_VISIBLE_DEVICES"] = ""  # which SB3 and torch's optimizers would start
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
@@ -236,43 +234,31 @@ def parts(args) -> None:
     print("\n".join([head, "|-" * (len(columns) + 1) + "|", *lines]))
 
 
-def rows_of(
-    settings: dict[str, list[str]], env_id: str = "CartPole-v1", repeats: int = 3
-) -> dict[str, list[dict]]:
-    """Runs of grpo_rtg.py with each of these flags, taking turns."""
+def rows_of(settings: dict[str, list[str]]) -> dict[str, list[dict]]:
+    """Three runs of grpo_rtg.py with each of these flags, taking turns."""
     results = {name: [] for name in settings}
-    for seed in range(1, repeats + 1):
+    for seed in ("1", "2", "3"):
         for name, flags in settings.items():
-            results[name].append(run(["script", "grpo_rtg"], [*flags, "--seed", str(seed)], env_id))
+            results[name].append(run(["script", "grpo_rtg"], [*flags, "--seed", seed]))
     return results
 
 
 def short_episodes(width: int, groups: int, size: int) -> list[str]:
     """Flags of a run that learns nothing, of some iterations at least."""
     steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
-    flags = {
-        "--hidden-size": width,
-        "--num-groups": groups,
-        "--group-size": size,
-        "--total-timesteps": steps,
-    }
-    flags |= {"--update-epochs": 1, "--minibatch-size": 64, "--learning-rate": 1e-9}
+    flags = {"--hidden-size": width, "--num-groups": groups, "--group-size": size}
+    flags |= {"--total-timesteps": steps, "--update-epochs": 1, "--minibatch-size": 64}
+    flags |= {"--learning-rate": 1e-9}
     return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
+
+
+SHAPES = [(1, 2), (1, 8), (1, 32), (1, 128), (1, 512), (4, 16), (16, 16), (64, 16)]
 
 
 def grow(args) -> None:
     settings = {}
     for width in (64, 1024):
-        for groups, size in [
-            (1, 2),
-            (1, 8),
-            (1, 32),
-            (1, 128),
-            (1, 512),
-            (4, 16),
-            (16, 16),
-            (64, 16),
-        ]:
+        for groups, size in SHAPES:
             if width == 64 or groups == 1:
                 settings[f"{width} | {groups} | {size}"] = short_episodes(width, groups, size)
     print(
