@@ -180,7 +180,8 @@ def write(path: Path, rows: dict[tuple, dict]) -> None:
 def run_all(jobs: list[Job], path: Path, processes: int) -> int:
     """Run what is to be run and add it to the CSV; how many runs failed."""
     failed = 0
-    context = get_context("fork")  # the packages are loaded once
+    context = get_context("forkserver")  # which loads the packages once, and has no threads
+    context.set_forkserver_preload(["torch", "gymnasium", "tyro", "tensorboard"])
     with context.Pool(processes, maxtasksperchild=1) as pool:
         for row in tqdm(pool.imap_unordered(execute, jobs), total=len(jobs), unit=" runs"):
             if "error" in row:
