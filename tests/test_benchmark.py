@@ -15,8 +15,6 @@ import pytest
 from tests import child
 
 FOLDER = child.ROOT / "docs" / "benchmark"
-pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
 FLAGS = "--num-groups 1 --group-size 4 --update-epochs 2 --learning-rate 1e-9"
 COMMAND = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
 JOB = "CartPole-v1", "outcome", 7, COMMAND
@@ -139,6 +137,8 @@ def test_a_replay_runs_the_commit_that_a_row_names(load, monkeypatch, tmp_path, 
 
 def test_statistics_of_the_report(load):
     """Against numbers worked by hand."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
     report = load("report")
     assert report.pooled_iqm(np.arange(8.0)) == 3.5  # of 2, 3, 4, 5
     of = np.array([0.0, 1]), np.arange(4.0)
@@ -151,6 +151,8 @@ def test_statistics_of_the_report(load):
 
 def test_tables_of_the_report(load, monkeypatch, tmp_path):
     """An environment is shown where all rungs have five seeds, each with as many as the others."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
     run = load("run")
     report = load("report")
     rows = {}
