@@ -42,7 +42,7 @@ import shlex
 import sys
 import time
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -60,17 +60,11 @@ from tqdm import tqdm
 
 
 @dataclass
-class Args:
-    """Options of a run. docs/results.md has tuned flags for other environments."""
-
-    env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
-    env_kwargs: str = "{}"  # arguments of the environment in JSON, as '{"is_slippery": false}'
-    seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
-    total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
+class Algorithm:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 4  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep", "regression"] = "regression"  # b, see above
+    baseline: Literal["group", "timestep", "regression"] = "regression"  # b: see docs/methods.md
     gae_lambda: float = 0.98  # λ of --baseline regression
     decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
@@ -89,7 +83,19 @@ class Args:
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
     norm_obs: bool = False  # normalize observations by statistics kept in the model
+
+
+@dataclass
+class Environment:
+    env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment in JSON, as '{"is_slippery": false}'
     max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
+    total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
+
+
+@dataclass
+class Program:
+    seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
     eval_interval: int = 0  # environment steps between evaluations (0: only after training)
@@ -101,6 +107,11 @@ class Args:
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
     evaluate: str | None = None  # play the policy of this model.pt instead of training
+
+
+@dataclass
+class Args(Program, Environment, Algorithm):
+    """All options; Args() is the default run."""
 
 
 def compute_advantages(
@@ -254,21 +265,6 @@ class Policy(nn.Module):
         elif rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
             outputs = outputs + rng.gumbel(size=outputs.shape)
         return outputs if self.continuous else outputs.argmax(axis=-1)
-
-
-def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
-    """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
-    net = nn.Sequential(
-        nn.Linear(num_inputs, hidden_size),
-        nn.Tanh(),
-        nn.Linear(hidden_size, hidden_size),
-        nn.Tanh(),
-        nn.Linear(hidden_size, num_outputs),
-    )
-    for layer, gain in zip(net[::2], [2**0.5, 2**0.5, output_gain]):
-        nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
-    return net
 
 
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
@@ -528,6 +524,21 @@ class Adam(torch.optim.Adam):
 
 for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"):
     setattr(Adam, name, torch.no_grad()(inspect.unwrap(getattr(Adam, name))))
+
+
+def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
+    """Two tanh layers and a linear output, with orthogonal weights and zero biases."""
+    net = nn.Sequential(
+        nn.Linear(num_inputs, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, num_outputs),
+    )
+    for layer, gain in zip(net[::2], [2**0.5, 2**0.5, output_gain]):
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return net
 
 
 class RunningMeanVar(nn.Module):
@@ -927,12 +938,32 @@ def play_saved(args: Args) -> None:
     evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
 
 
+@dataclass
+class Options:
+    """Options of a run. docs/results.md has tuned flags for other environments."""
+
+    algorithm: Algorithm
+    environment: Environment
+    program: Program
+
+
+def parse_args(default: Args) -> Args:
+    """Read the command line, whose --help shows the options by group."""
+
+    def part(kind):
+        return kind(**{x.name: getattr(default, x.name) for x in fields(kind)})
+
+    options = Options(part(Algorithm), part(Environment), part(Program))
+    options = tyro.cli(Options, default=options, config=[tyro.conf.OmitArgPrefixes])
+    return Args(**vars(options.algorithm), **vars(options.environment), **vars(options.program))
+
+
 def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
-    args = tyro.cli(Args)
+    args = parse_args(Args())
     try:
         if args.resume or args.evaluate or args.render:
-            args = tyro.cli(Args, default=defaults(args))
+            args = parse_args(defaults(args))
         if args.evaluate is None:
             train(args)
         else:

@@ -85,8 +85,9 @@ def test_the_learning_rate_falls_linearly_to_0(cli, script):
 
 
 @both_kinds
-def test_help_explains_every_option(cli, script):
+def test_help_explains_every_option_by_group(cli, script):
     status, out, _ = cli(script, "--help")
+    assert re.findall(r"(\w+) options", out) == ["algorithm", "environment", "program"]
     out = " ".join(out.replace("│", " ").split())  # without the frame
     source = (ROOT / f"{script}.py").read_text()
     assert status == 0

@@ -45,7 +45,8 @@ def pieces(script: str) -> dict[str, str]:
 
 def options(script: str) -> dict[str, tuple[str, str]]:
     """Annotation and help of every option; the paper's symbol before the colon may differ."""
-    fields = re.findall(r"^    (\w+): (.+?) = .+?  # (.+)$", pieces(script)["Args"], re.M)
+    classes = [pieces(script)[name] for name in ("Algorithm", "Environment", "Program")]
+    fields = re.findall(r"^    (\w+): (.+?) = .+?  # (.+)$", "".join(classes), re.M)
     return {name: (kind, re.sub(r"^\S{1,3}: ", "", text)) for name, kind, text in fields}
 
 
@@ -69,7 +70,7 @@ def without_own(name: str, code: str) -> str:
 def test_grpo_files_differ_only_in_the_algorithm(script):
     one, other = pieces(GRPO[0]), pieces(script)
     assert list(one) == [name for name in other if name not in HELPERS]
-    for name in set(one) - {"docstring", "Args", "compute_advantages"}:
+    for name in set(one) - {"docstring", "Algorithm", "compute_advantages"}:
         assert_same(without_own(name, one[name]), without_own(name, other[name]), name)
 
 
@@ -87,7 +88,7 @@ def test_options_differ_only_in_defaults(script):
 
 
 # What is in both, and has to be different: PPO has a critic, and episodes that go on.
-PPO_OWN = {"docstring", "module", "Args", "make_batch", "update", "train", "check_args"}
+PPO_OWN = {"docstring", "module", "Algorithm", "make_batch", "update", "train", "check_args"}
 PPO_OWN |= {"play_saved", "Run.record", "Run.finish"}
 
 

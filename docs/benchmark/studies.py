@@ -178,5 +178,21 @@ def choices():
                 yield env, name, seed, command(env, script, "", seed, steps)
 
 
+def fair():
+    """PPO on MuJoCo: step size, first standard deviation and normalized rewards."""
+    for seed in TUNING_SEEDS:
+        for env in MUJOCO:
+            for rate in ("1e-3", "3e-4"):
+                for log_std in ("0", "-2"):
+                    flags = ppo(1, 2048, 10, 64, rate, 0.95) + " --norm-obs"
+                    flags += f" --log-std-init {log_std}"
+                    for rewards in ("rewards", "normalized rewards"):
+                        name = env
+                        if rewards == "normalized rewards":
+                            name = f"docs.benchmark.normalized_reward:NormalizedReward/{env}"
+                        line = command(name, "ppo.py", flags, seed, TUNING_STEPS[env])
+                        yield env, f"{rate}, log std {log_std}, {rewards}", seed, line
+
+
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "defaults": defaults}
-STUDIES |= {"unseen": unseen, "examples": examples}
+STUDIES |= {"unseen": unseen, "fair": fair, "examples": examples}
