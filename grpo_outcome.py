@@ -35,7 +35,7 @@ import sys
 import time
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -617,7 +617,7 @@ class Run:
         self.args = args
         self.progress = Progress()
         self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
-        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{timestamp()}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
@@ -776,6 +776,11 @@ def load(path: str, parts: dict | None = None) -> dict:
     return states
 
 
+def timestamp() -> str:
+    """The date and time to the microsecond, for names of folders."""
+    return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+
+
 def command(option: str, path: Path, args: Args) -> str:
     """What to type to go on with a run or to play a policy."""
     words = ["python", os.path.relpath(__file__), option, str(path)]
@@ -827,7 +832,7 @@ def play_saved(args: Args) -> None:
     env.close()
     video_dir = None
     if args.capture_video:
-        video_dir = Path(args.evaluate).parent / "videos" / str(time.time_ns())
+        video_dir = Path(args.evaluate).parent / "videos" / timestamp()
     evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
 
 

@@ -5,13 +5,14 @@ Stable-Baselines3's PPO and from CleanRL's.
     python docs/benchmark/boxes.py --seeds 1-5
     python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
     python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
-    python docs/benchmark/boxes.py --table                     # of what has been run
+
+report.py makes the tables of what has been run.
 
 Runs take turns: for each seed, each environment, each entry, in a process of its own with one
 thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated: delete
-the rows of a script whose defaults change. The entries: this project's scripts (with --norm-obs on
-Hopper and HalfCheetah), SB3's PPO with its defaults and with the settings that RL-Zoo found for the
-environment, CleanRL's ppo.py or ppo_continuous_action.py.
+the rows of a script whose defaults change. The entries: this project's scripts, SB3's PPO with its
+defaults and with the settings that RL-Zoo found for the environment, CleanRL's ppo.py or
+ppo_continuous_action.py; on MountainCarContinuous and FrozenLake grpo_rtg.py and ppo.py alone.
 
 A training return is the mean of the last 100 training episodes' returns, undiscounted and not
 normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it
@@ -22,7 +23,7 @@ actions. curve has (steps, seconds, training return) at each 50th of the budget.
 
 CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
 steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no
-returns), where LunarLander-v3, Hopper-v5 and HalfCheetah-v5 have not come yet: it gets v2 and v4.
+returns), where LunarLander-v3 has not come yet: it gets v2.
 It has no greedy return: ppo.py stores no model, and the one of ppo_continuous_action.py lacks the
 statistics of the observations it was trained on.
 """
@@ -43,7 +44,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from statistics import geometric_mean, mean, median
+from statistics import mean
 from threading import Lock
 from typing import NamedTuple
 
@@ -62,8 +63,7 @@ class Environment(NamedTuple):
 
     steps: int
     threshold: float
-    cleanrl: str
-    flags: str = ""  # of this project's scripts
+    cleanrl: str = ""
 
 
 ENVIRONMENTS = {
@@ -71,15 +71,11 @@ ENVIRONMENTS = {
     "Acrobot-v1": Environment(500_000, -100, "ppo.py --env-id Acrobot-v1"),
     "Pendulum-v1": Environment(500_000, -200, "ppo_continuous_action.py --env-id Pendulum-v1"),
     "LunarLander-v3": Environment(1_000_000, 200, "ppo.py --env-id LunarLander-v2"),
-    "Hopper-v5": Environment(
-        1_000_000, 2000, "ppo_continuous_action.py --env-id Hopper-v4", " --norm-obs"
-    ),
-    "HalfCheetah-v5": Environment(
-        1_000_000, 1500, "ppo_continuous_action.py --env-id HalfCheetah-v4", " --norm-obs"
-    ),
+    "MountainCarContinuous-v0": Environment(300_000, 90),
+    "FrozenLake-v1": Environment(100_000, 0.7),
 }
-# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026), where Hopper
-# and HalfCheetah are v4. lin_x falls linearly to 0; wide stands for the policy_kwargs of both.
+# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026). lin_x falls
+# linearly to 0.
 ZOO = {
     "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98}
     | {"n_epochs": 20, "ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
@@ -90,12 +86,6 @@ ZOO = {
     | {"use_sde": True, "sde_sample_freq": 4},
     "LunarLander-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98}
     | {"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01},
-    "Hopper-v5": {"normalize": True, "n_envs": 1, "batch_size": 32, "n_steps": 512, "gamma": 0.999}
-    | {"learning_rate": 9.80828e-05, "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5}
-    | {"gae_lambda": 0.99, "max_grad_norm": 0.7, "vf_coef": 0.835671, "wide": True},
-    "HalfCheetah-v5": {"normalize": True, "n_envs": 1, "batch_size": 64, "n_steps": 512}
-    | {"gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762, "clip_range": 0.1}
-    | {"n_epochs": 20, "gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096, "wide": True},
 }
 
 
@@ -114,18 +104,20 @@ class Job:
     @property
     def command(self) -> str:
         """What it does, in a line: a run whose line has changed since is run again."""
-        steps, _, cleanrl, flags = ENVIRONMENTS[self.env]
+        steps, _, cleanrl = ENVIRONMENTS[self.env]
         rest = f"--total-timesteps {steps} --seed {self.seed}"
         if self.entry.startswith("CleanRL"):
             return f"{cleanrl} {rest}"
         if self.entry.startswith("SB3"):
             settings = ZOO[self.env] if self.entry == RL_ZOO else {}
             return f"SB3 PPO --env-id {self.env} {rest} {json.dumps(settings)}"
-        return f"{self.entry} --env-id {self.env} {rest}{flags}"
+        return f"{self.entry} --env-id {self.env} {rest}"
 
 
 def entries(env: str) -> list[str]:
     """All that are compared on an environment."""
+    if not ENVIRONMENTS[env].cleanrl:
+        return ["grpo_rtg.py", "ppo.py"]
     script, _, env_id = ENVIRONMENTS[env].cleanrl.split()
     cleanrl = f"CleanRL {script}" + f" on {env_id}" * (env_id != env)
     return [*(f"{name}.py" for name in speed.SCRIPTS), SB3, RL_ZOO, cleanrl]
@@ -197,10 +189,6 @@ def run_sb3(job: dict) -> dict:
     for name, value in settings.items():
         if isinstance(value, str):
             settings[name] = partial(float.__mul__, float(value.removeprefix("lin_")))
-    if settings.pop("wide", False):
-        settings["policy_kwargs"] = {"log_std_init": -2, "ortho_init": False}
-        settings["policy_kwargs"] |= {"activation_fn": torch.nn.ReLU}
-        settings["policy_kwargs"] |= {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}
     env = make_vec_env(job["env"], num_envs, seed=job["seed"])
     played = make_vec_env(job["env"], 10, seed=10**9)  # evaluated side by side, to be quicker
     if normalize:
@@ -317,73 +305,8 @@ def results(rows: dict[tuple, dict]) -> dict[str, dict[str, list[dict]]]:
     for (env, entry, seed), row in rows.items():
         if entry in found.get(env, ()) and row["command"] == Job(env, entry, int(seed)).command:
             numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
-            found[env][entry].append(numbers | {"curve": json.loads(row["curve"])})
+            found[env][entry].append(numbers)
     return {env: {x: runs for x, runs in of.items() if runs} for env, of in found.items()}
-
-
-def table(rows: dict[tuple, dict]) -> str:
-    """In Markdown, an environment after the other: medians over seeds, in brackets the range."""
-    lines = []
-    digits = {"greedy": 1, "training": 1, "reach_steps": 0, "reach_seconds": 1}
-    digits |= {"seconds": 0, "start_up": 1, "peak": 0}
-    head = "| | greedy | training | reach it | steps until then | seconds until then "
-    head += "| seconds, whole | start-up, s | peak MiB | seeds |\n" + "|-" * 10 + "|"
-    for env, by_entry in results(rows).items():
-        steps, threshold, *_ = ENVIRONMENTS[env]
-        lines += [f"\n**{env}**, {steps:,} steps, threshold {threshold}\n", head] * bool(by_entry)
-        for entry, runs in by_entry.items():
-            reached = sum(run["reach_steps"] is not None for run in runs)
-            cells = [speed.cell(runs, name, places) for name, places in digits.items()]
-            cells.insert(2, f"{reached / len(runs):.0%}")
-            lines.append(f"| {entry} | {' | '.join(cells)} | {len(runs)} |")
-    return "\n".join(lines).strip()
-
-
-def short(seconds: float) -> str:
-    return f"{seconds:.{seconds < 10:d}f}"
-
-
-def overview(rows: dict[tuple, dict]) -> str:
-    """In Markdown, an entry a line: median greedy return (training return of CleanRL's), seeds of
-    which it is at the threshold, median seconds until the training return is; > if half or more
-    never are, which count with their whole time. Last the geometric mean of these seconds over the
-    environments that need no flag, where none lacks; > if one of them has it. Those with a flag
-    come once all have run.
-    """
-    found, lines, times = {}, {}, {}
-    for env, by_entry in results(rows).items():
-        flags = ENVIRONMENTS[env].flags
-        if len(by_entry) == len(entries(env)) if flags else by_entry:
-            # both of CleanRL's scripts in one line
-            found[env] = {re.sub("(CleanRL) .*", r"\1", x): runs for x, runs in by_entry.items()}
-    for column, (env, by_entry) in enumerate(found.items()):
-        threshold, flags = ENVIRONMENTS[env].threshold, ENVIRONMENTS[env].flags
-        for name, runs in by_entry.items():
-            returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
-            above = sum(x >= threshold for x in returns)
-            close = abs(median(returns) - threshold) < 1  # above or below it?
-            seconds = median(run["reach_seconds"] or run["seconds"] for run in runs)
-            most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
-            cell = f"{median(returns):.{close:d}f}<br>{above} of {len(runs)}<br>"
-            cell += f"{'' if most else '> '}{short(seconds)} s"
-            lines.setdefault(name, ["–"] * len(found))[column] = cell
-            times.setdefault(name, []).extend([] if flags else [(seconds, most)])
-    heads = []
-    for env in found:
-        steps, threshold, *_ = ENVIRONMENTS[env]
-        heads.append(f"{env}<br>{steps:,} steps<br>threshold {threshold}")
-    compared = sum(not ENVIRONMENTS[env].flags for env in found)
-    of_which = f" of the first {compared}" if compared < len(found) else ""
-    table = [f"| | {' | '.join(heads)} | seconds, geometric mean{of_which} |"]
-    table.append("|-" * (len(heads) + 2) + "|")
-    for name in sorted(lines, key=lambda name: ("SB3" in name, "CleanRL" in name)):
-        label = f"`{name}`" if name.endswith(".py") else name
-        mean = "–"
-        if len(times[name]) == compared:
-            mean = short(geometric_mean(seconds for seconds, _ in times[name]))
-            mean = mean if all(most for _, most in times[name]) else f"> {mean}"
-        table.append(f"| {label} | {' | '.join([*lines[name], mean])} |")
-    return "\n".join(table)
 
 
 def first_to_last(text: str) -> range:
@@ -407,10 +330,7 @@ def main() -> None:
     parser.add_argument(
         "--cleanrl-python", type=path, default=sys.executable, help="an interpreter that can run it"
     )
-    parser.add_argument("--table", action="store_true", help="print the table, run nothing")
     args = parser.parse_args()
-    if args.table:
-        return print(table(read()))
     script = args.cleanrl and Path(args.cleanrl, "cleanrl", "ppo.py")
     for needed in (script, args.cleanrl_python) if script else ():
         if not os.path.isfile(needed):
@@ -421,7 +341,6 @@ def main() -> None:
     jobs = [job for job in jobs if args.cleanrl or not job.entry.startswith("CleanRL")]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
     failed = run_missing(jobs, CSV, args.jobs, args.cleanrl, args.cleanrl_python)
-    print(table(read()))
     if failed:
         sys.exit(failed)
 

@@ -17,6 +17,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import boxes
 import gymnasium as gym
 import matplotlib.pyplot as plt
 import numpy as np
@@ -183,19 +184,69 @@ def improvement_table() -> str:
 def defaults_table() -> str:
     """A row for each environment: how many seeds reach the threshold, and the median return."""
     lines = []
-    for env, scripts in load("defaults").items():
-        cells = []
-        for rows in scripts.values():
-            returns = values(rows, "greedy")
+    for env, entries in boxes.results(boxes.read()).items():
+        steps, threshold, _ = boxes.ENVIRONMENTS[env]
+        line = [f"{short(env)}, {steps:,}", f"{threshold:g}"]
+        for script in ("grpo_rtg.py", "ppo.py"):
+            returns = [run["greedy"] for run in entries.get(script, [])]
             digits = 2 if env == "FrozenLake-v1" else 0
-            reached = (returns >= THRESHOLD[env]).sum()
-            cells += [f"{reached} of {len(returns)}", f"{np.median(returns):z.{digits}f}"]
-            cells.append(f"{np.median(values(rows, 'seconds')):.0f}")
-        lines.append([f"{short(env)}, {studies.DEFAULTS[env]:,}", f"{THRESHOLD[env]:g}", *cells])
+            reached = sum(value >= threshold for value in returns)
+            line.append(f"{reached} of {len(returns)}")
+            line.append(f"{np.median(returns):z.{digits}f}" if returns else "–")
+        lines.append(line)
     head = ["environment, steps", "threshold"]
     for script in ("`grpo_rtg.py`", "`ppo.py`"):
-        head += [f"{script}: reached", "median", "seconds"]
+        head += [f"{script}: reached", "median"]
     return markdown(head, lines)
+
+
+def until_threshold(runs: list[dict]) -> str:
+    """Median seconds until the training return is at the threshold; > if half or more never are."""
+    seconds = np.median([run["reach_seconds"] or run["seconds"] for run in runs])
+    most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
+    return f"{'' if most else '> '}{seconds:.{seconds < 10:d}f}"
+
+
+def compared() -> dict[str, dict[str, list[dict]]]:
+    """The environments of boxes.py on which all are compared: {environment: {entry: runs}}."""
+    found = boxes.results(boxes.read())
+    return {
+        env: {re.sub("(CleanRL) .*", r"\1", entry): runs for entry, runs in entries.items()}
+        for env, entries in found.items()
+        if boxes.ENVIRONMENTS[env].cleanrl
+    }
+
+
+def boxes_table() -> str:
+    """A row for each entry: median greedy return (of CleanRL training), seeds above, seconds."""
+    found = compared()
+    lines = []
+    for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
+        line = [f"`{entry}`" if entry.endswith(".py") else entry]
+        for env, entries in found.items():
+            runs = entries.get(entry, [])
+            returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
+            above = sum(value >= boxes.ENVIRONMENTS[env].threshold for value in returns)
+            cell = f"{np.median(returns):.0f}, {above} of {len(runs)}, {until_threshold(runs)} s"
+            line.append(cell if runs else "–")
+        lines.append(line)
+    return markdown(["", *(heading(env) for env in found)], lines)
+
+
+def heading(env: str) -> str:
+    steps, threshold, _ = boxes.ENVIRONMENTS[env]
+    steps = f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M"
+    return f"{short(env)} {steps}, {threshold:g}"
+
+
+def seconds_table() -> str:
+    """A row for each environment: seconds until the threshold of us and of two others."""
+    entries = ["grpo_rtg.py", "ppo.py", boxes.RL_ZOO, "CleanRL"]
+    lines = []
+    for env, found in compared().items():
+        cells = [until_threshold(found[entry]) if entry in found else "–" for entry in entries]
+        lines.append([f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}", *cells])
+    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", *entries[2:]], lines)
 
 
 def unseen_table() -> str:
@@ -358,6 +409,8 @@ TABLES = {
     "returns": returns_table,
     "improvement": improvement_table,
     "defaults": defaults_table,
+    "boxes": boxes_table,
+    "seconds": seconds_table,
     "unseen": unseen_table,
     "commands": commands_table,
     "features": features_table,

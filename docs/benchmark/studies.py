@@ -124,23 +124,6 @@ def ladder():
                 yield env, rung, seed, command(env, script, flags, seed)
 
 
-DEFAULTS = {  # steps of runs without any other option
-    "CartPole-v1": 200_000,
-    "Acrobot-v1": 500_000,
-    "Pendulum-v1": 500_000,
-    "LunarLander-v3": 1_000_000,
-    "MountainCarContinuous-v0": 300_000,
-    "FrozenLake-v1": 100_000,
-}
-
-
-def defaults():
-    for seed in SEEDS:
-        for env, steps in DEFAULTS.items():
-            for script in ("grpo_rtg.py", "ppo.py"):
-                yield env, script, seed, command(env, script, "", seed, steps)
-
-
 UNSEEN = {"Walker2d-v5": 1_000_000, "InvertedDoublePendulum-v5": 500_000}  # nobody tuned on them
 
 
@@ -194,5 +177,5 @@ def fair():
                         yield env, f"{rate}, log std {log_std}, {rewards}", seed, line
 
 
-STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "defaults": defaults}
-STUDIES |= {"unseen": unseen, "fair": fair, "examples": examples}
+STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
+STUDIES |= {"unseen": unseen, "examples": examples}
