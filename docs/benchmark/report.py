@@ -139,17 +139,31 @@ def with_interval(point: tuple[float, float, float], digits: int = 2) -> str:
 
 
 def ladder_table() -> str:
-    """A row for each rung: its score on each environment and on all, at the end and on the way."""
+    """A row for each rung: its score on each environment."""
     table = load_ladder()
-    head = ["rung", *(short(env) for env in table), "all, greedy", "all, while learning"]
     lines = []
     for rung, name in NAMES.items():
-        cells = [f"{iqm(scores(env, table[env][rung])):.2f}" for env in table]
+        lines.append([name, *(f"{iqm(scores(env, table[env][rung])):.2f}" for env in table)])
+    return markdown(["rung", *(short(env) for env in table)], lines)
+
+
+def overall_table() -> str:
+    """A row for each rung: its score over all environments, and against PPO run by run."""
+    table = load_ladder()
+    lines = []
+    for rung, name in NAMES.items():
+        line = [name]
         for column in ("greedy", "curve"):
             samples = [scores(env, table[env][rung], column) for env in table]
-            cells.append(with_interval(interval(samples, pooled_iqm)))
-        lines.append([name, *cells])
-    return markdown(head, lines)
+            line.append(with_interval(interval(samples, pooled_iqm)))
+        for column in ("greedy", "train_return"):
+            ours = [values(table[env][rung], column) for env in table]
+            theirs = [values(table[env]["PPO"], column) for env in table]
+            chance = with_interval(interval(ours + theirs, improvement))
+            line.append("–" if rung == "PPO" else chance)
+        lines.append(line)
+    head = ["rung", "greedy", "while learning"]
+    return markdown([*head, "beats `ppo.py`, greedy", "in training"], lines)
 
 
 def returns_table() -> str:
@@ -165,20 +179,6 @@ def returns_table() -> str:
             lines.append([short(env), NAMES[rung], *cells, str(len(rows))])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100", "seeds"]
     return markdown(head, lines)
-
-
-def improvement_table() -> str:
-    """A row for each rung: the probability of improvement over PPO, by three returns."""
-    table = load_ladder()
-    lines = []
-    for rung in list(studies.RUNGS)[:-1]:
-        cells = []
-        for column in ("greedy", "sampled", "train_return"):
-            ours = [values(table[env][rung], column) for env in table]
-            theirs = [values(table[env]["PPO"], column) for env in table]
-            cells.append(with_interval(interval(ours + theirs, improvement)))
-        lines.append([NAMES[rung], *cells])
-    return markdown(["rung", "greedy", "sampled", "training"], lines)
 
 
 def defaults_table() -> str:
@@ -333,8 +333,8 @@ def draw_ladder() -> None:
     """A panel for each environment and one for all: the score at each rung, from top to bottom."""
     table = load_ladder()
     panels = [*table, "all"]
-    columns = 4
-    lines = -(-len(panels) // columns)
+    lines = 2
+    columns = -(-len(panels) // lines)
     figure, grid = plt.subplots(
         lines, columns, figsize=(10, 2.3 * lines + 0.4), sharey=True, squeeze=False
     )
@@ -406,8 +406,8 @@ def use_style() -> None:
 
 TABLES = {
     "ladder": ladder_table,
+    "overall": overall_table,
     "returns": returns_table,
-    "improvement": improvement_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
     "seconds": seconds_table,
