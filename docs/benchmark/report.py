@@ -309,9 +309,9 @@ def tuning_table() -> str:
 
 
 def commands_table() -> str:
-    """A row for each environment: the commands of regression and of PPO."""
+    """The ladder's commands of regression and of PPO."""
     lines = []
-    for env in studies.STEPS:
+    for env in load_ladder():
         for rung in ("memory", "PPO"):
             flags = studies.rung_flags(env, rung, studies.LADDER_SHAPE[env])
             line = studies.command(env, studies.RUNGS[rung], flags, 1).removesuffix(" --seed 1")
