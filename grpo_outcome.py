@@ -21,7 +21,7 @@ This file's advantage (section 4.1.2) compares whole episodes, by their returns:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         μ       --update-epochs
 
-By default, unlike in the paper: β = 0 and π_ref = π_old (nothing is pretrained), a mean over steps
+By default, unlike in the paper: no KL term (β = 0: no policy is pretrained), a mean over steps
 (Eq. 3: --loss-agg trajectory), minibatches, early stopping by KL (--target-kl), gradient clipping,
 a falling learning rate.
 """
@@ -49,6 +49,9 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
 
 
 @dataclass
@@ -130,7 +133,7 @@ def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     if loss_agg == "step":
         return mask.double()
     lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
-    return mask / lengths * lengths.mean()
+    return mask / lengths * lengths.mean()  # whose mean is S/(K G)
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
@@ -275,7 +278,8 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
         seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
     else:
         seeds = rng.integers(2**31, size=len(envs))
-    columns = [np.concatenate(column) for column in zip(*play(envs, policy, seeds, rng))]
+    time_steps = list(play(envs, policy, seeds, rng))
+    columns = [np.concatenate(column) for column in zip(*time_steps)]  # by time
     by_episode = columns[0].argsort(kind="stable")  # and within it by time
     columns = [torch.from_numpy(column[by_episode]) for column in columns]
     members, obs, actions, rewards, terminated, truncated = columns  # of all S steps
@@ -404,9 +408,6 @@ def train(args: Args) -> dict:
 #   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
 # ///
 
-RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
-
 
 class UserError(ValueError):
     """What the user can put right: main prints the sentence and exits with status 2."""
@@ -470,9 +471,11 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
+        what = args.env_id
+        if args.env_kwargs != "{}":
+            what += f" with --env-kwargs '{args.env_kwargs}'"
         why = " ".join(str(error).split())
-        kwargs = f"--env-kwargs '{args.env_kwargs}'"
-        raise UserError(f"Cannot make {args.env_id} with {kwargs}: {why}") from error
+        raise UserError(f"Cannot make {what}: {why}") from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
@@ -661,7 +664,8 @@ class Run:
         progress.recent_returns = (progress.recent_returns + returns.flatten().tolist())[-100:]
         tied = (advantages == 0).flatten(1).all(dim=1)  # [K]
         if tied.all() and progress.iteration == 1:
-            tqdm.write("No signal yet: all advantages of the first iteration are 0.")
+            why = "all advantages of the first iteration are 0 (docs/methods.md, Pitfalls)"
+            tqdm.write(f"No signal yet: {why}.")
         metrics |= {
             "charts/episodic_return": returns.mean(),
             "charts/episodic_length": len(episodes.obs) / returns.numel(),
@@ -796,7 +800,8 @@ def check_args(args: Args) -> None:
     lowest = {"group_size": 2, "log_std_init": -20}
     lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
     lowest |= dict.fromkeys(("minibatch_size", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest |= {"gamma": 1, "learning_rate": 1}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)

@@ -47,6 +47,9 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
+
 
 @dataclass
 class Algorithm:
@@ -381,9 +384,6 @@ def train(args: Args) -> dict:
 #   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
 # ///
 
-RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
-
 
 class UserError(ValueError):
     """What the user can put right: main prints the sentence and exits with status 2."""
@@ -447,9 +447,11 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
+        what = args.env_id
+        if args.env_kwargs != "{}":
+            what += f" with --env-kwargs '{args.env_kwargs}'"
         why = " ".join(str(error).split())
-        kwargs = f"--env-kwargs '{args.env_kwargs}'"
-        raise UserError(f"Cannot make {args.env_id} with {kwargs}: {why}") from error
+        raise UserError(f"Cannot make {what}: {why}") from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
@@ -791,7 +793,8 @@ def check_args(args: Args) -> None:
     lowest = {"log_std_init": -20, "num_steps": 2}
     lowest |= dict.fromkeys(("total_timesteps", "num_envs", "update_epochs"), 1)
     lowest |= dict.fromkeys(("minibatch_size", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
+    highest |= {"gamma": 1, "learning_rate": 1}
     highest |= {"gae_lambda": 1}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)

@@ -168,7 +168,7 @@ def test_tables_of_the_report(load, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     head, _, outcome, *_ = report.ladder_table().splitlines()
     assert head == "| rung | CartPole |" and outcome == "| outcome | 1.00 |"
-    overall = "| outcome | 1.00 [1.00, 1.00] | -0.05 [-0.05, -0.05] | 0.50 [0.50, 0.50] | "
+    overall = "| outcome | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | -0.05 [-0.05, -0.05] | "
     assert overall in report.overall_table()
     page = "a\n<!-- table ladder -->\nold\n<!-- end -->\n<!-- table other -->\nb\n<!-- end -->"
     assert report.with_tables(page).endswith("<!-- table other -->\nb\n<!-- end -->")

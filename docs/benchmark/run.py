@@ -1,10 +1,10 @@
 """Run a study of studies.py: every setting with every seed, a CSV row for each run.
 
     pip install -r docs/benchmark/requirements.txt
-    python docs/benchmark/run.py main                           # all, a run on each core
-    python docs/benchmark/run.py main --only "Acrobot.* PPO"    # whose name this matches
-    python docs/benchmark/run.py main --list                    # what is missing
-    python docs/benchmark/run.py main --replay 20               # do 20 rows repeat themselves?
+    python docs/benchmark/run.py ladder                         # all, a run on each core
+    python docs/benchmark/run.py ladder --only "Acrobot.* PPO"  # whose name this matches
+    python docs/benchmark/run.py ladder --list                  # what is missing
+    python docs/benchmark/run.py ladder --replay 20             # do 20 rows repeat themselves?
 
 A run is a process with one thread. What is in the CSV with the same command is not run again, so a
 study can be stopped and started at any time.

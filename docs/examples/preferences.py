@@ -14,9 +14,9 @@ order trains the same policy. The judge below has a scale that no sum of rewards
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import gymnasium as gym
-import numpy as np
 
 import docs.examples.grid_world as grid_world
 
@@ -35,12 +35,12 @@ class EpisodeScore(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         obs, info = self.env.reset(seed=seed, options=options)
-        self.observations, self.actions = [np.copy(obs)], []
+        self.observations, self.actions = [deepcopy(obs)], []
         return obs, info
 
     def step(self, action):
         obs, _, terminated, truncated, info = self.env.step(action)
-        self.observations.append(np.copy(obs))
+        self.observations.append(deepcopy(obs))
         self.actions.append(action)
         ended = terminated or truncated
         score = float(self.judge(self.observations, self.actions, terminated)) if ended else 0.0

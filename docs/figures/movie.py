@@ -1,10 +1,15 @@
-"""README's moving picture: trained policies side by side, in real time.
+r"""README's moving picture: trained policies side by side, in real time.
 
     pip install "gymnasium[box2d,mujoco]"
     python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000
-    python grpo_rtg.py --env-id Hopper-v5 --total-timesteps 1000000 --norm-obs ...
+    python grpo_rtg.py --env-id Hopper-v5 --total-timesteps 1000000 --num-groups 1 --group-size 8 \
+        --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
+    python grpo_rtg.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 --gamma 0.999 \
+        --seed 3
     python grpo_rtg.py --evaluate runs/<run>/model.pt --capture-video     # of each
     python docs/figures/movie.py VIDEO VIDEO VIDEO
+
+Hopper's camera follows it with --env-kwargs '{"camera_name": "track"}'.
 
 A video that is over stands still until the last one is.
 """
@@ -20,13 +25,14 @@ HEIGHT = 180
 GAP = 10  # pixels between videos
 FPS = 10
 SECONDS = 9  # at most
-COLOURS = 48
+COLOURS = 96
 
 
 def frames(path: str) -> list[Image.Image]:
     """A video's frames, FPS to the second."""
     with VideoFileClip(path) as clip:
-        images = [Image.fromarray(x) for x in clip.subclipped(0, SECONDS).iter_frames(fps=FPS)]
+        end = min(SECONDS, clip.duration)
+        images = [Image.fromarray(x) for x in clip.subclipped(0, end).iter_frames(fps=FPS)]
     width = round(images[0].width * HEIGHT / images[0].height)
     return [image.resize((width, HEIGHT), Image.Resampling.LANCZOS) for image in images]
 
@@ -46,7 +52,10 @@ def main() -> None:
             picture.paste(video[min(i, len(video) - 1)], (left, 0))
             left += video[0].width + GAP
         pictures.append(picture)
-    palette = pictures[len(pictures) // 2].quantize(COLOURS)
+    sample = Image.new("RGB", (width, HEIGHT * 4))  # of four pictures, for the palette
+    for i in range(4):
+        sample.paste(pictures[i * len(pictures) // 4], (0, i * HEIGHT))
+    palette = sample.quantize(COLOURS)
     pictures = [x.quantize(palette=palette, dither=Image.Dither.NONE) for x in pictures]
     options = {"save_all": True, "append_images": pictures[1:], "loop": 0}
     pictures[0].save(TARGET, duration=1000 // FPS, optimize=True, **options)
