@@ -164,9 +164,19 @@ def choices():
                 yield env, name, seed, command(env, script, "", seed, steps)
 
 
+LUNAR = {  # of PPO on LunarLander
+    "RL-Zoo's": ppo(16, 1024, 4, 64, "3e-4", 0.98)
+    + " --gamma 0.999 --ent-coef 0.01 --no-anneal-lr",
+    "ppo.py's defaults": ppo(16, 256, 10, 128, "1e-3", 0.98) + " --gamma 0.99",
+}
+
+
 def fair():
-    """PPO on MuJoCo: step size, first standard deviation and normalized rewards."""
+    """Settings of PPO where one of commit 681f0c0 may not be the best, on tuning seeds."""
     for seed in TUNING_SEEDS:
+        for name, flags in LUNAR.items():
+            env = "LunarLander-v3"
+            yield env, name, seed, command(env, "ppo.py", flags, seed)
         for env in MUJOCO:
             for rate in ("1e-3", "3e-4"):
                 for log_std in ("0", "-2"):
