@@ -205,11 +205,12 @@ def defaults_table() -> str:
     return markdown(head, lines)
 
 
-def until_threshold(runs: list[dict]) -> str:
-    """Median seconds until the training return is at the threshold; > if half or more never are."""
-    seconds = np.median([run["reach_seconds"] or run["seconds"] for run in runs])
-    most = 2 * sum(run["reach_seconds"] is not None for run in runs) > len(runs)
-    return f"{'' if most else '> '}{seconds:.{seconds < 10:d}f}"
+def until_threshold(env: str, runs: list[dict]) -> str:
+    """Median steps until the training return is at the threshold; > all if half never are."""
+    steps = np.median([run["reach_steps"] or np.inf for run in runs])
+    if np.isinf(steps):
+        return f"> {boxes.ENVIRONMENTS[env].steps / 1000:.0f}k"
+    return f"{steps / 1000:.0f}k"
 
 
 def compared() -> dict[str, dict[str, list[dict]]]:
@@ -218,12 +219,12 @@ def compared() -> dict[str, dict[str, list[dict]]]:
     return {
         env: {re.sub("(CleanRL) .*", r"\1", entry): runs for entry, runs in entries.items()}
         for env, entries in found.items()
-        if boxes.ENVIRONMENTS[env].cleanrl
+        if boxes.ENVIRONMENTS[env].cleanrl and "grpo_rtg.py" in entries
     }
 
 
 def boxes_table() -> str:
-    """A row for each entry: median greedy return (of CleanRL training), seeds above, seconds."""
+    """A row for each entry: median greedy return (of CleanRL training), seeds above, steps."""
     found = compared()
     lines = []
     for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
@@ -232,8 +233,11 @@ def boxes_table() -> str:
             runs = entries.get(entry, [])
             returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
             above = sum(value >= boxes.ENVIRONMENTS[env].threshold for value in returns)
-            cell = f"{np.median(returns):.0f}, {above} of {len(runs)}, {until_threshold(runs)} s"
-            line.append(cell if runs else "–")
+            if runs:
+                steps = until_threshold(env, runs)
+                line.append(f"{np.median(returns):.0f}, {above} of {len(runs)}, {steps}")
+            else:
+                line.append("–")
         lines.append(line)
     return markdown(["", *(heading(env) for env in found)], lines)
 
@@ -244,12 +248,12 @@ def heading(env: str) -> str:
     return f"{short(env)} {steps}, {threshold:g}"
 
 
-def seconds_table() -> str:
-    """A row for each environment: seconds until the threshold of us and of two others."""
+def steps_table() -> str:
+    """A row for each environment: steps until the threshold of us and of two others."""
     entries = ["grpo_rtg.py", "ppo.py", boxes.RL_ZOO, "CleanRL"]
     lines = []
     for env, found in compared().items():
-        cells = [until_threshold(found[entry]) if entry in found else "–" for entry in entries]
+        cells = [until_threshold(env, found[x]) if x in found else "–" for x in entries]
         lines.append([f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}", *cells])
     return markdown(["", "`grpo_rtg.py`", "`ppo.py`", *entries[2:]], lines)
 
@@ -415,7 +419,7 @@ TABLES = {
     "returns": returns_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
-    "seconds": seconds_table,
+    "steps": steps_table,
     "unseen": unseen_table,
     "commands": commands_table,
     "features": features_table,
