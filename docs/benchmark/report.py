@@ -190,6 +190,8 @@ def defaults_table() -> str:
     """A row for each environment: how many seeds reach the threshold, and the median return."""
     lines = []
     for env, entries in boxes.results(boxes.read()).items():
+        if "grpo_rtg.py" not in entries:
+            continue
         steps, threshold, _ = boxes.ENVIRONMENTS[env]
         line = [f"{short(env)}, {steps:,}", f"{threshold:g}"]
         for script in ("grpo_rtg.py", "ppo.py"):
@@ -298,7 +300,7 @@ def choices_table() -> str:
                 for column in ("greedy", "train_return")
             ]
             lines.append([short(env), name, *cells, str(len(rows))])
-    return markdown(["environment", "advantages", "greedy", "training", "seeds"], lines)
+    return markdown(["environment", "choice", "greedy", "training", "seeds"], lines)
 
 
 def tuning_table() -> str:

@@ -153,8 +153,15 @@ def examples():
         yield PREFERRED, "pairs", seed, line
 
 
+PPO_UPDATE = "--update-epochs 10 --minibatch-size 128 --learning-rate 1e-3"  # its defaults
+
+
 def choices():
-    """Whether to centre the advantages of regression, on tuning seeds."""
+    """On tuning seeds: advantages of regression centred or not; with ppo.py's gradient steps."""
+    for seed in (101, 102, 103):
+        for name, flags in (("as it is", ""), ("gradient steps of ppo.py", PPO_UPDATE)):
+            env = "LunarLander-v3"
+            yield env, name, seed, command(env, "grpo_rtg.py", flags, seed)
     for seed in range(101, 106):
         for env, steps in (("FrozenLake-v1", 100_000), ("CartPole-v1", 100_000)):
             for name, script in (("as it is", "grpo_rtg.py"), ("centred", "centred.py")):
