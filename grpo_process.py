@@ -810,8 +810,7 @@ def check_args(args: Args) -> None:
     lowest = {"group_size": 2, "log_std_init": -20}
     lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
     lowest |= dict.fromkeys(("minibatch_size", "hidden_size", "num_threads", "eval_episodes"), 1)
-    highest = {"seed": 2**32 - 1, "hidden_size": 2**14, "num_threads": 2**10}
-    highest |= {"gamma": 1, "learning_rate": 1}
+    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
         high = highest.get(name, 2**40)
