@@ -241,15 +241,17 @@ def test_the_tables_of_boxes(boxes, load, monkeypatch):
     report = load("report")
     monkeypatch.setattr(report, "boxes", boxes)
     rows = row_of(boxes, boxes.RL_ZOO, 1, greedy=7)
+    rows |= row_of(boxes, "grpo_rtg.py", 1, greedy=20, reach_steps=2000)
     rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=3000)
     rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=4000)
     rows |= row_of(boxes, "ppo.py", 3, greedy=410, reach_steps=1000)
     rows |= row_of(boxes, "ppo.py", 4, greedy=1)
     boxes.write(boxes.CSV, rows)
     monkeypatch.setattr(boxes, "read", partial(boxes.read, boxes.CSV))
-    head, _, ours, others = report.boxes_table().splitlines()
+    head, _, rtg, ours, others = report.boxes_table().splitlines()
     assert head == "|  | CartPole 5k, 20 |"
+    assert rtg == "| `grpo_rtg.py` | 20, 1 of 1, 2k |"
     assert ours == "| `ppo.py` | 405, 3 of 4, 4k |"  # of 1, 3, 4, never
     assert others == f"| {boxes.RL_ZOO} | 7, 0 of 1, > 5k |"
-    assert report.steps_table().endswith("| CartPole, 20 | – | 4k | > 5k | – |")
-    assert report.defaults_table().endswith("| CartPole, 5,000 | 20 | 0 of 0 | – | 3 of 4 | 405 |")
+    assert report.steps_table().endswith("| CartPole, 20 | 2k | 4k | > 5k | – |")
+    assert report.defaults_table().endswith("| CartPole, 5,000 | 20 | 1 of 1 | 20 | 3 of 4 | 405 |")
