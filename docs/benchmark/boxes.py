@@ -19,7 +19,7 @@ normalized (at the end of a run with fewer, of these). reach_steps and reach_sec
 first was the threshold, counted from the first environment step; start_up is the time before that.
 This project's episodes count when their rollout is complete. seconds is the whole training, peak
 the MiB of memory until its end. greedy is the mean of 100 episodes after it, with the likeliest
-actions. curve has (steps, seconds, training return) at each 50th of the budget.
+actions; on FrozenLake, where an episode returns 0 or 1, of 1,000. curve has (steps, seconds, training return) at each 50th of the budget.
 
 CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
 steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no
@@ -54,16 +54,17 @@ CSV = Path(__file__).parent / "results" / "boxes.csv"
 NUMBERS = ["steps", "reach_steps", "reach_seconds", "training", "greedy"]
 NUMBERS += ["seconds", "start_up", "peak"]
 COLUMNS = ["env", "entry", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
-WINDOW, POINTS, EPISODES = 100, 50, 100  # of a mean, of a curve, of the greedy evaluation
+WINDOW, POINTS = 100, 50  # of a mean, of a curve
 SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
 
 
 class Environment(NamedTuple):
-    """Its budget, the return that is to be reached, and what CleanRL runs for it."""
+    """Its budget, the return to be reached, what CleanRL runs for it, episodes of evaluation."""
 
     steps: int
     threshold: float
     cleanrl: str = ""
+    episodes: int = 100
 
 
 ENVIRONMENTS = {
@@ -72,7 +73,7 @@ ENVIRONMENTS = {
     "Pendulum-v1": Environment(500_000, -200, "ppo_continuous_action.py --env-id Pendulum-v1"),
     "LunarLander-v3": Environment(1_000_000, 200, "ppo.py --env-id LunarLander-v2"),
     "MountainCarContinuous-v0": Environment(300_000, 90),
-    "FrozenLake-v1": Environment(100_000, 0.7),
+    "FrozenLake-v1": Environment(100_000, 0.7, episodes=1000),
 }
 # hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026). lin_x falls
 # linearly to 0.
@@ -104,13 +105,15 @@ class Job:
     @property
     def command(self) -> str:
         """What it does, in a line: a run whose line has changed since is run again."""
-        steps, _, cleanrl = ENVIRONMENTS[self.env]
+        steps, _, cleanrl, episodes = ENVIRONMENTS[self.env]
         rest = f"--total-timesteps {steps} --seed {self.seed}"
         if self.entry.startswith("CleanRL"):
             return f"{cleanrl} {rest}"
         if self.entry.startswith("SB3"):
             settings = ZOO[self.env] if self.entry == RL_ZOO else {}
             return f"SB3 PPO --env-id {self.env} {rest} {json.dumps(settings)}"
+        if episodes != 100:
+            rest += f" --eval-episodes {episodes}"
         return f"{self.entry} --env-id {self.env} {rest}"
 
 
@@ -158,7 +161,8 @@ def run_script(job: dict) -> dict:
     script, *flags = job["command"].split()
     module, ended = import_module(Path(script).stem), {}
     train = module.train
-    module.train = lambda args: ended.update(train(replace(args, eval_episodes=EPISODES)))
+    episodes = ENVIRONMENTS[job["env"]].episodes
+    module.train = lambda args: ended.update(train(replace(args, eval_episodes=episodes)))
     result = speed.run_script(module.__name__, flags, job["spawned"])
     return result | {"greedy": float(ended["eval_returns"].mean())}
 
@@ -198,7 +202,7 @@ def run_sb3(job: dict) -> dict:
     model = PPO("MlpPolicy", env, seed=job["seed"], device="cpu", **settings)
     model.learn(job["steps"], callback=Watch())
     result = meter.result()
-    greedy, _ = evaluate_policy(model, played, EPISODES, deterministic=True)
+    greedy, _ = evaluate_policy(model, played, deterministic=True, n_eval_episodes=100)
     return result | {"greedy": float(greedy)}
 
 
