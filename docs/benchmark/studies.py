@@ -37,6 +37,7 @@ SHAPES = {
     "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
     "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
     "2x16, 4 passes of 256, 1e-3": shape(2, 16, 4, 256, "1e-3"),
+    "4x4, 10 passes of 128, 1e-3": shape(4, 4, 10, 128, "1e-3"),  # the steps of ppo.py's update
 }
 LONG_SHAPES = {  # MuJoCo's episodes have up to 1,000 steps
     "1x8, 8 passes of 256, 1e-3": shape(1, 8, 8, 256, "1e-3") + " --norm-obs",
@@ -153,20 +154,32 @@ def examples():
         yield PREFERRED, "pairs", seed, line
 
 
-PPO_UPDATE = "--update-epochs 10 --minibatch-size 128 --learning-rate 1e-3"  # its defaults
+def regression(members: int, epochs: int, size: int, rate: str, gae_lambda: str) -> tuple:
+    """Candidates for the defaults of grpo_rtg.py: a name, and its options."""
+    name = f"4x{members}, {epochs} passes of {size}, {rate}, λ {gae_lambda}"
+    return name, f"{shape(4, members, epochs, size, rate)} --gae-lambda {gae_lambda}"
+
+
+EARLIER = regression(4, 8, 256, "3e-3", "0.98")  # the defaults of 2026-11-25
+CHOICES = [EARLIER, regression(4, 8, 256, "3e-3", "0.95"), regression(8, 8, 256, "3e-3", "0.95")]
+CHOICES += [regression(4, 10, 128, "1e-3", value) for value in ("0.98", "0.97", "0.95")]
+CHOICES += [regression(8, 10, 128, "1e-3", "0.95")]
+CHOICE_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
+CHOICE_STEPS |= {"LunarLander-v3": 500_000}
 
 
 def choices():
-    """On tuning seeds: advantages of regression centred or not; with ppo.py's gradient steps."""
-    for seed in (101, 102, 103):
-        for name, flags in (("as it is", ""), ("gradient steps of ppo.py", PPO_UPDATE)):
-            env = "LunarLander-v3"
-            yield env, name, seed, command(env, "grpo_rtg.py", flags, seed)
+    """On tuning seeds: the defaults of grpo_rtg.py; advantages of regression centred or not."""
+    for env, steps in CHOICE_STEPS.items():
+        for seed in range(101, 104 if env == "LunarLander-v3" else 106):
+            for name, flags in CHOICES:
+                yield env, name, seed, command(env, "grpo_rtg.py", flags, seed, steps)
+    name, flags = EARLIER
     for seed in range(101, 106):
         for env, steps in (("FrozenLake-v1", 100_000), ("CartPole-v1", 100_000)):
-            for name, script in (("as it is", "grpo_rtg.py"), ("centred", "centred.py")):
-                script = script.replace("centred", "docs/benchmark/centred")
-                yield env, name, seed, command(env, script, "", seed, steps)
+            yield env, name, seed, command(env, "grpo_rtg.py", flags, seed, steps)
+            line = command(env, "docs/benchmark/centred.py", flags, seed, steps)
+            yield env, f"{name}, centred", seed, line
 
 
 LUNAR = {  # of PPO on LunarLander
