@@ -19,7 +19,8 @@ normalized (at the end of a run with fewer, of these). reach_steps and reach_sec
 first was the threshold, counted from the first environment step; start_up is the time before that.
 This project's episodes count when their rollout is complete. seconds is the whole training, peak
 the MiB of memory until its end. greedy is the mean of 100 episodes after it, with the likeliest
-actions; on FrozenLake, where an episode returns 0 or 1, of 1,000. curve has (steps, seconds, training return) at each 50th of the budget.
+actions; on FrozenLake, where an episode returns 0 or 1, of 1,000. curve has (steps, seconds,
+training return) at each 50th of the budget.
 
 CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
 steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no
