@@ -51,7 +51,7 @@ NAMES = {  # of the rungs, in tables and figures
     "PPO": "`ppo.py`",
 }
 RESAMPLES = 2000
-ENOUGH = 5  # seeds that a result needs to be shown
+ENOUGH = 3  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1).
 # Pendulum has none: -200.
 RANDOM = random_policy.read()
@@ -192,7 +192,7 @@ def defaults_table() -> str:
     for env, entries in boxes.results(boxes.read()).items():
         if "grpo_rtg.py" not in entries:
             continue
-        steps, threshold, _ = boxes.ENVIRONMENTS[env]
+        steps, threshold, *_ = boxes.ENVIRONMENTS[env]
         line = [f"{short(env)}, {steps:,}", f"{threshold:g}"]
         for script in ("grpo_rtg.py", "ppo.py"):
             returns = [run["greedy"] for run in entries.get(script, [])]
@@ -245,7 +245,7 @@ def boxes_table() -> str:
 
 
 def heading(env: str) -> str:
-    steps, threshold, _ = boxes.ENVIRONMENTS[env]
+    steps, threshold, *_ = boxes.ENVIRONMENTS[env]
     steps = f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M"
     return f"{short(env)} {steps}, {threshold:g}"
 
