@@ -151,18 +151,19 @@ def test_statistics_of_the_report(load):
 
 
 def test_tables_of_the_report(load, monkeypatch, tmp_path):
-    """An environment is shown where all rungs have five seeds, each with as many as the others."""
+    """An environment is shown where all rungs have seeds enough, each with as many as the others."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
     run = load("run")
     report = load("report")
     rows = {}
+    enough = report.ENOUGH
     for job in (run.Job(*job) for job in report.studies.ladder()):
-        seeds = 6 if job.variant == "outcome" else 5
+        seeds = enough + (job.variant == "outcome")
         if job.seed <= seeds and job.env in ("CartPole-v1", "Pendulum-v1"):
-            if (job.env, job.variant, job.seed) == ("Pendulum-v1", "PPO", 5):
+            if (job.env, job.variant, job.seed) == ("Pendulum-v1", "PPO", enough):
                 continue
-            greedy = 475.0 if job.seed <= 5 else 0.0
+            greedy = 475.0 if job.seed <= enough else 0.0
             rows[job.key] = made(run, job, greedy=str(greedy), curve="1 " * 25)
     run.write(tmp_path / "ladder.csv", rows)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
