@@ -68,7 +68,7 @@ class Algorithm:
     group_size: int = 4  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
     baseline: Literal["group", "timestep", "regression"] = "regression"  # b: see docs/methods.md
-    gae_lambda: float = 0.97  # λ of --baseline regression
+    gae_lambda: float = 0.98  # λ of --baseline regression
     decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
@@ -124,7 +124,7 @@ def compute_advantages(
     norm_std: bool = True,
     baseline: str = "timestep",
     values: Tensor | None = None,
-    gae_lambda: float = 0.97,
+    gae_lambda: float = 0.98,
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
 
