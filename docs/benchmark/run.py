@@ -99,13 +99,13 @@ def execute(job: Job) -> dict:
 
 
 def load_script(script: str):
-    """A script as a module; of an example that changes grpo_rtg.py, that."""
+    """A script as a module; of one that changes grpo_rtg.py or ppo.py, that."""
     path = ROOT / script
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    return getattr(module, "grpo_rtg", module)
+    return getattr(module, "grpo_rtg", getattr(module, "ppo", module))
 
 
 def evaluate(module, model: Path, env_id: str) -> dict[str, str]:
@@ -146,7 +146,7 @@ def git(*words) -> str:
 
 def commit(script: str) -> str:
     """The commit that is checked out, with a + if the script differs from it."""
-    changed = git("status", "--porcelain", "--", script, "grpo_rtg.py")
+    changed = git("status", "--porcelain", "--", script, "grpo_rtg.py", "ppo.py")
     return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 

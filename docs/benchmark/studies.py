@@ -183,29 +183,20 @@ def choices():
             yield env, f"{name}, centred", seed, line
 
 
-LUNAR = {  # of PPO on LunarLander
-    "RL-Zoo's": ppo(16, 1024, 4, 64, "3e-4", 0.98)
-    + " --gamma 0.999 --ent-coef 0.01 --no-anneal-lr",
-    "ppo.py's defaults": ppo(16, 256, 10, 128, "1e-3", 0.98) + " --gamma 0.99",
-}
+ZOO = ppo(16, 1024, 4, 64, "3e-4", 0.98) + " --gamma 0.999 --ent-coef 0.01 --no-anneal-lr"
+NORMALIZED = "docs/benchmark/normalized_ppo.py"  # ppo.py with normalized rewards
 
 
 def fair():
     """Settings of PPO where one of commit 681f0c0 may not be the best, on tuning seeds."""
     for seed in TUNING_SEEDS:
-        for name, flags in LUNAR.items():
-            env = "LunarLander-v3"
-            yield env, name, seed, command(env, "ppo.py", flags, seed)
-        for env in MUJOCO:
-            flags = PPO[env]
-            slower = flags.replace("1e-3", "3e-4")
-            normalized = f"docs.benchmark.normalized_reward:NormalizedReward/{env}"
-            settings = {"as in the ladder": (env, flags)}
-            settings |= {"normalized rewards": (normalized, flags)}
-            settings |= {"normalized rewards, 3e-4": (normalized, slower)}
-            for name, (env_id, flags) in settings.items():
-                line = command(env_id, "ppo.py", flags, seed, TUNING_STEPS[env])
-                yield env, name, seed, line
+        for env in (*MUJOCO, "MountainCarContinuous-v0", "Pendulum-v1", "LunarLander-v3"):
+            flags = PPO[env] + DISCOUNT.get(env, "")
+            steps = TUNING_STEPS[env] if env in MUJOCO else STEPS[env]
+            yield env, "ppo.py", seed, command(env, "ppo.py", flags, seed, steps)
+            yield env, "normalized rewards", seed, command(env, NORMALIZED, flags, seed, steps)
+        env = "LunarLander-v3"
+        yield env, "RL-Zoo's settings", seed, command(env, "ppo.py", ZOO, seed)
 
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
