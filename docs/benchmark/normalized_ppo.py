@@ -1,4 +1,4 @@
-"""ppo.py with rewards divided by the spread of the discounted return, as CleanRL and RL-Zoo have it.
+"""ppo.py with rewards divided by the spread of the discounted return, as in CleanRL and RL-Zoo.
 
 Gymnasium's NormalizeReward divides likewise, but training returns would then be logged divided.
 """
