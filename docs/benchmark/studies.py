@@ -41,6 +41,8 @@ LONG_SHAPES = {  # MuJoCo's episodes have up to 1,000 steps
     "1x4, 8 passes of 256, 1e-3": shape(1, 4, 8, 256, "1e-3") + " --norm-obs",
     "1x8, 8 passes of 64, 3e-4": shape(1, 8, 8, 64, "3e-4") + " --norm-obs",
     "1x4, 8 passes of 64, 3e-4": shape(1, 4, 8, 64, "3e-4") + " --norm-obs",
+    "1x4, 8 passes of 256, 1e-3, log std -2": shape(1, 4, 8, 256, "1e-3")
+    + " --norm-obs --log-std-init -2",
 }
 DISCOUNT = {"MountainCarContinuous-v0": " --gamma 0.999", "Pendulum-v1": " --gamma 0.95"}
 LAMBDA = {"LunarLander-v3": " --gae-lambda 0.98"}  # of regression and critic; 0.95 elsewhere
