@@ -133,7 +133,7 @@ def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     if loss_agg == "step":
         return mask.double()
     lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
-    return mask / lengths * lengths.mean()  # whose mean is S/(K G)
+    return mask / lengths * lengths.mean()  # the mean length is S/(K G)
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
@@ -187,9 +187,9 @@ class Policy(nn.Module):
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("padding", missing * -1e9, persistent=False)  # of the logits
+            sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
+            self.register_buffer("padding", missing * -1e9, persistent=False)  # for the logits
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
@@ -222,7 +222,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
+        The distribution is forward's, sampled by NumPy's rng so that a resumed run repeats itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
@@ -325,7 +325,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
-    for _ in range(args.update_epochs):  # line 10
+    for _ in range(args.update_epochs):  # line 10 of Algorithm 1
         for minibatch in minibatches(batch, args.minibatch_size, rng):
             loss, metrics = grpo_loss(
                 policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef
@@ -339,7 +339,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if args.target_kl > 0 and approx_kl > args.target_kl:
                 return mean_metrics(history)
-            optimizer.step()  # line 11
+            optimizer.step()  # line 11 of Algorithm 1
     return mean_metrics(history)
 
 

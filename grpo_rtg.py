@@ -169,7 +169,7 @@ def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     if loss_agg == "step":
         return mask.double()
     lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
-    return mask / lengths * lengths.mean()  # whose mean is S/(K G)
+    return mask / lengths * lengths.mean()  # the mean length is S/(K G)
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
@@ -223,9 +223,9 @@ class Policy(nn.Module):
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("padding", missing * -1e9, persistent=False)  # of the logits
+            sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
+            self.register_buffer("padding", missing * -1e9, persistent=False)  # for the logits
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
@@ -258,7 +258,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
+        The distribution is forward's, sampled by NumPy's rng so that a resumed run repeats itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()
@@ -361,7 +361,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
-    for _ in range(args.update_epochs):  # line 10
+    for _ in range(args.update_epochs):  # line 10 of Algorithm 1
         for minibatch in minibatches(batch, args.minibatch_size, rng):
             loss, metrics = grpo_loss(
                 policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef
@@ -375,7 +375,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if args.target_kl > 0 and approx_kl > args.target_kl:
                 return mean_metrics(history)
-            optimizer.step()  # line 11
+            optimizer.step()  # line 11 of Algorithm 1
     return mean_metrics(history)
 
 
@@ -393,11 +393,11 @@ class ReturnRegression(nn.Module):
     """b(s, t): ridge regression of returns-to-go on random cosines of state and time.
 
     The linear baseline of Duan et al. 2016, with features of an RBF kernel (Rahimi and Recht 2007)
-    and a memory: earlier sums count less by decay each time. It is fitted to what it then judges.
+    and a memory: each fit multiplies the earlier sums by decay. It also sees the steps it judges.
     """
 
     NUM_FEATURES = 128
-    BANDWIDTH = 2.0  # of the kernel, in standard deviations of the inputs times √inputs
+    BANDWIDTH = 2.0  # of the kernel, in inputs' standard deviations times √(their number)
     RIDGE = 1e-3  # penalty on the weights, per step
 
     def __init__(self, obs_size: int, decay: float):
@@ -424,7 +424,7 @@ class ReturnRegression(nn.Module):
         cosines = torch.cos(self.input_stats.normalize(inputs) @ self.frequencies + self.phases)
         features = nn.functional.pad(cosines, (1, 0), value=1.0)  # φ, the constant first
 
-        # After a time limit the return goes on as the last fit has it.
+        # What a time limit cut off is the last iteration's b, added as a reward at |o_i|.
         mask = nn.functional.pad(episodes.mask, (0, 1))  # [K, G, T + 1]
         tail = self.values(features, episodes).where(~mask, 0)
         rewards = nn.functional.pad(episodes.rewards, (0, 1)) + tail
@@ -440,7 +440,7 @@ class ReturnRegression(nn.Module):
         return self.values(features, episodes)
 
     def values(self, features: Tensor, episodes: Episodes) -> Tensor:
-        """b [K, G, T + 1]; after the last step that of this step if a time limit cut, else 0."""
+        """b [K, G, T + 1]; once an episode is over 0, or its last b where a time limit cut it."""
         mask = nn.functional.pad(episodes.mask, (0, 1))
         values = torch.zeros(mask.shape).double().masked_scatter(mask, features @ self.weights)
         end = episodes.mask.sum(dim=-1, keepdim=True)  # |o_i|

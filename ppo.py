@@ -159,9 +159,9 @@ class Policy(nn.Module):
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            sizes = torch.tensor(num_options(action_space))  # of the A choices, at most C
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C]
-            self.register_buffer("padding", missing * -1e9, persistent=False)  # of the logits
+            sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
+            self.register_buffer("padding", missing * -1e9, persistent=False)  # for the logits
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
@@ -194,7 +194,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The distribution is forward's; sampled in NumPy, rng makes a resumed run repeat itself.
+        The distribution is forward's, sampled by NumPy's rng so that a resumed run repeats itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         outputs = self.outputs(obs).cpu().numpy()

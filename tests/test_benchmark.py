@@ -151,7 +151,7 @@ def test_statistics_of_the_report(load):
 
 
 def test_tables_of_the_report(load, monkeypatch, tmp_path):
-    """An environment is shown where all rungs have seeds enough, each with as many as the others."""
+    """An environment is shown where all rungs have enough seeds, and of each as many."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
     run = load("run")

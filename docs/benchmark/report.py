@@ -303,6 +303,16 @@ def choices_table() -> str:
     return markdown(["environment", "choice", "greedy", "training", "seeds"], lines)
 
 
+def fair_table() -> str:
+    """A row for each environment and setting of PPO: every tuning seed's greedy return."""
+    lines = []
+    for env, settings in load("fair").items():
+        for name, rows in settings.items():
+            each = ", ".join(f"{value:z.0f}" for value in values(rows, "greedy"))
+            lines.append([short(env), name, each])
+    return markdown(["environment", "PPO's setting", "greedy, each seed"], lines)
+
+
 def tuning_table() -> str:
     """A row for each environment and shape: the mean of greedy and sampled, by rung."""
     lines = []
@@ -426,6 +436,7 @@ TABLES = {
     "commands": commands_table,
     "features": features_table,
     "choices": choices_table,
+    "fair": fair_table,
     "examples": examples_table,
     "tuning": tuning_table,
 }
