@@ -72,9 +72,9 @@ class Algorithm:
     decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    update_epochs: int = 10  # μ: passes over an iteration's steps
-    minibatch_size: int = 128  # steps that a gradient step sees
-    learning_rate: float = 1e-3  # Adam's step size
+    update_epochs: int = 8  # μ: passes over an iteration's steps
+    minibatch_size: int = 256  # steps that a gradient step sees
+    learning_rate: float = 3e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
