@@ -51,7 +51,7 @@ NAMES = {  # of the rungs, in tables and figures
     "PPO": "`ppo.py`",
 }
 RESAMPLES = 2000
-ENOUGH = 3  # seeds that a result needs to be shown
+ENOUGH = 5  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1).
 # Pendulum has none: -200.
 RANDOM = random_policy.read()
@@ -169,6 +169,19 @@ def overall_table() -> str:
         lines.append(line)
     head = ["rung", "IQM, greedy", "mean, greedy", "IQM, while learning"]
     return markdown([*head, "beats `ppo.py`, greedy", "in training"], lines)
+
+
+def mujoco_table() -> str:
+    """A row for each rung: every seed's greedy return on the environments with few seeds."""
+    found = load("ladder")
+    lines = []
+    for rung, name in NAMES.items():
+        cells = []
+        for env in studies.MUJOCO:
+            each = values(found.get(env, {}).get(rung, []), "greedy")
+            cells.append(", ".join(f"{value:z.0f}" for value in each) or "–")
+        lines.append([name, *cells])
+    return markdown(["rung", *(f"{short(env)}, each seed" for env in studies.MUJOCO)], lines)
 
 
 def returns_table() -> str:
@@ -428,6 +441,7 @@ def use_style() -> None:
 TABLES = {
     "ladder": ladder_table,
     "overall": overall_table,
+    "mujoco": mujoco_table,
     "returns": returns_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
