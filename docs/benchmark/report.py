@@ -322,7 +322,7 @@ def fair_table() -> str:
     for env, settings in load("fair").items():
         for name, rows in settings.items():
             each = ", ".join(f"{value:z.0f}" for value in values(rows, "greedy"))
-            lines.append([short(env), name, each])
+            lines.append([short(env), name.replace("ppo.py", "as in the ladder"), each])
     return markdown(["environment", "PPO's setting", "greedy, each seed"], lines)
 
 
