@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_rtg
 
 PATH = Path(__file__).parent / "results" / "features.csv"
-UPDATE = {"update_epochs": 8, "minibatch_size": 256, "learning_rate": 3e-3, "gae_lambda": 0.98}
-RUNS = {  # steps, and options besides UPDATE, of the runs that are recorded
+RUNS = {  # steps, and options, of the runs that are recorded
     "CartPole-v1": {"total_timesteps": 100_000},
     "MountainCarContinuous-v0": {"total_timesteps": 200_000},
     "Pendulum-v1": {"total_timesteps": 150_000, "gamma": 0.95},
@@ -60,7 +59,7 @@ def record(env_id: str, options: dict) -> list[grpo_rtg.Episodes]:
         return iterations[-1]
 
     grpo_rtg.collect_groups = collect_and_keep
-    args = grpo_rtg.Args(env_id=env_id, seed=101, eval_episodes=1, **UPDATE | options)
+    args = grpo_rtg.Args(env_id=env_id, seed=101, eval_episodes=1, **options)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         grpo_rtg.train(args)
     grpo_rtg.collect_groups = collect

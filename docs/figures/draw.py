@@ -39,10 +39,6 @@ def environments(args: grpo_rtg.Args) -> tuple[list, grpo_rtg.Policy]:
 def landings() -> grpo_rtg.Episodes:
     """A group of LunarLander, played by a policy that has learned for 300,000 steps."""
     args = grpo_rtg.Args(env_id="LunarLander-v3", total_timesteps=300_000, eval_episodes=1)
-    args.update_epochs = 8
-    args.minibatch_size = 256
-    args.learning_rate = 3e-3
-    args.gae_lambda = 0.98
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         summary = grpo_rtg.train(args)
         args.group_size = 8
