@@ -9,9 +9,11 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests import child
 
@@ -134,6 +136,25 @@ def test_a_replay_runs_the_commit_that_a_row_names(load, monkeypatch, tmp_path, 
     for name in ("steps", "greedy", "sampled", "train_return", "curve"):
         assert not run.replay([rows[0] | {name: "3"}], 1)
     assert len(run.git("worktree", "list").splitlines()) == 1
+
+
+def test_normalized_rewards(load, monkeypatch):
+    """Against a scalar loop: the variance of discounted returns, which end with their episode."""
+    ppo = load("ppo")
+    monkeypatch.setattr(ppo, "collect_steps", ppo.collect_steps)  # the import replaces it
+    module = load("normalized_ppo")
+    rewards = [1.0, 2.0, 3.0, 4.0]
+    done = torch.tensor([[False], [True], [False], [False]])
+    blank = torch.zeros(4, 1)
+    steps = ppo.Steps(blank, blank, torch.tensor(rewards)[:, None], blank, done, done, [3.0], [2.0])
+    monkeypatch.setattr(module, "plain", lambda *_: steps)
+    found = module.collect_steps(SimpleNamespace(envs=[None]), None, 4, None)
+    sums = [1.0, 0.99 + 2, 3.0, 0.99 * 3 + 4]
+    for t in range(4):
+        spread = np.std(sums[: t + 1])
+        if t > 0:  # the statistics begin with a weight of 1e-4 on a mean of 0
+            assert found.rewards[t].item() == pytest.approx(rewards[t] / spread, rel=1e-2)
+    assert found.returns == [3.0]
 
 
 def test_statistics_of_the_report(load):

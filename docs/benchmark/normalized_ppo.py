@@ -1,6 +1,7 @@
-"""ppo.py with rewards divided by the spread of the discounted return, as in CleanRL and RL-Zoo.
+"""ppo.py with rewards divided by the spread of the discounted return, as RL-Zoo has them.
 
-Gymnasium's NormalizeReward divides likewise, but training returns would then be logged divided.
+It is what Stable-Baselines3's VecNormalize does. CleanRL has Gymnasium's NormalizeReward, which
+differs at the end of an episode, and with which training returns would be logged divided.
 """
 
 import sys
