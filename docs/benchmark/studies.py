@@ -35,6 +35,7 @@ SHAPES = {
     "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
     "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
     "2x16, 4 passes of 256, 1e-3": shape(2, 16, 4, 256, "1e-3"),
+    "4x4, 10 passes of 128, 1e-3": shape(4, 4, 10, 128, "1e-3"),  # the update of ppo.py
 }
 LONG_SHAPES = {  # MuJoCo's episodes have up to 1,000 steps
     "1x8, 8 passes of 256, 1e-3": shape(1, 8, 8, 256, "1e-3") + " --norm-obs",
