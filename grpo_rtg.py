@@ -4,9 +4,9 @@
     python grpo_rtg.py --evaluate runs/<run>/model.pt --render
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
-G outputs to a question and judges each by the others. Here a question is a start state, fixed by
-env.reset(seed=s), and an output is an episode. The objective is Eq. 3 with the KL term of Eq. 4,
-averaged over K groups:
+G outputs to a question and judges each by the others. Here a question is a start state with the
+luck that follows, fixed by env.reset(seed=s), and an output is an episode. The objective is Eq. 3
+with the KL term of Eq. 4, averaged over K groups:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
@@ -19,19 +19,19 @@ baseline b:
 --baseline group: b is the mean over the group's steps, as proposed there. timestep: the mean over
 the members alive at t. regression: no mean of the group but a value estimate, a least-squares fit
 of R to state and time over this and earlier iterations' groups. With it GAE (arXiv:1506.02438)
-takes the place of R - b, which at λ = 1 is the same; after a time limit b stands for the rest:
+takes the place of R - b, which at λ = 1 is the same; after a time limit the last b is the rest:
 
     Σ_{j≥t} (γλ)^(j-t) (r_{i,j} + γ b_{i,j+1} - b_{i,j})
 
     paper   here                      paper   here
     G       --group-size              π_old   old_log_probs
-    o_i     an episode (member)       π_ref   reference, renewed every --ref-update-interval
+    o_i     an episode (member)       π_ref   reference, renewed every M iterations
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
-    ρ, Â    ratio, advantages         μ       --update-epochs
+    ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-By default, unlike in the paper: no KL term (β = 0: no policy is pretrained), a mean over steps
-(Eq. 3: --loss-agg trajectory), minibatches, early stopping by KL (--target-kl), gradient clipping,
-a falling learning rate, a discount.
+By default, unlike in the paper: no reward model to train (line 12 of Algorithm 1), no KL term
+(β = 0: no policy is pretrained), a mean over steps (Eq. 3: --loss-agg trajectory), minibatches,
+early stopping by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
 """
 
 import inspect
@@ -73,12 +73,12 @@ class Algorithm:
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    minibatch_size: int = 256  # steps that a gradient step sees
+    minibatch_size: int = 256  # about how many steps a gradient step sees
     learning_rate: float = 3e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
-    ref_update_interval: int = 1  # iterations from one π_ref ← π_θ to the next (0: fixed)
+    ref_update_interval: int = 1  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
@@ -143,7 +143,7 @@ def compute_advantages(
     else:
         deltas = rewards + gamma * values[..., 1:] - values[..., :-1]
         advantages = discounted_sums(deltas.where(mask, 0), gamma * gae_lambda)
-    advantages = advantages.where(mask, 0)
+    advantages = advantages.where(mask, 0)  # their mean is 0, but not with "regression"
 
     square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)
     std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
@@ -183,7 +183,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages = batch["advantages"]
     weights = batch["weights"]
 
-    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the surrogate is the
+    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the objective is the
     # mean of Â. Log-ratios are bounded because exp of much more overflows.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
@@ -225,27 +225,23 @@ class Policy(nn.Module):
         else:
             sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
             missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
-            self.register_buffer("padding", missing * -1e9, persistent=False)  # for the logits
+            padding = torch.where(missing, -1e9, 0.0)  # for the logits
+            self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
         self.obs_stats = RunningMeanVar(obs_space.shape[0])
 
-    def outputs(self, obs: Tensor) -> Tensor:
-        """The Gaussian's means [B, A] or the choices' logits [B, A, C] for obs [B, D]."""
+    def forward(self, obs: Tensor) -> Distribution:
+        """π_θ(·|s) for obs [B, D]."""
         if self.norm_obs:
             obs = self.obs_stats.normalize(obs)
         outputs = self.net(obs.float())
         if self.continuous:
-            return outputs
-        return outputs.view(-1, *self.padding.shape) + self.padding
-
-    def forward(self, obs: Tensor) -> Distribution:
-        """π_θ(·|s) for obs [B, D]."""
-        if self.continuous:
-            per_action = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
+            per_action = Normal(outputs, self.log_std.exp(), validate_args=False)
         else:
-            per_action = Categorical(logits=self.outputs(obs), validate_args=False)
+            logits = outputs.view(-1, *self.padding.shape) + self.padding  # [B, A, C]
+            per_action = Categorical(logits=logits, validate_args=False)
         return Independent(per_action, 1, validate_args=False)
 
     @torch.no_grad()
@@ -258,16 +254,20 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The distribution is forward's, sampled by NumPy's rng so that a resumed run repeats itself.
+        The noise is NumPy's: a GPU samples as the CPU does, and a resumed run repeats itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
-        outputs = self.outputs(obs).cpu().numpy()
-        if self.continuous and rng is not None:
-            noise = rng.standard_normal(outputs.shape, np.float32)
-            outputs = outputs + self.log_std.exp().cpu().numpy() * noise
-        elif rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
-            outputs = outputs + rng.gumbel(size=outputs.shape)
-        return outputs if self.continuous else outputs.argmax(axis=-1)
+        per_action = self(obs).base_dist
+        if self.continuous:
+            actions = per_action.mean.cpu().numpy()
+            if rng is not None:
+                noise = rng.standard_normal(actions.shape, np.float32)
+                actions = actions + per_action.stddev.cpu().numpy() * noise
+            return actions
+        logits = per_action.logits.cpu().numpy()
+        if rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
+            logits = logits + rng.gumbel(size=logits.shape)
+        return logits.argmax(axis=-1)
 
 
 def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
@@ -284,7 +284,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # some are arrays of one
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # some have shape (1,)
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         yield members, obs, actions, rewards, terminated, truncated
@@ -310,13 +310,13 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
     for NaN and infinity.
     """
     shape = (num_groups, len(envs) // num_groups)  # K, G
-    if seed_groups:
+    if seed_groups:  # line 5: K start states
         seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
     else:
         seeds = rng.integers(2**31, size=len(envs))
-    time_steps = list(play(envs, policy, seeds, rng))
+    time_steps = list(play(envs, policy, seeds, rng))  # lines 7 and 8
     columns = [np.concatenate(column) for column in zip(*time_steps)]  # by time
-    by_episode = columns[0].argsort(kind="stable")  # and within it by time
+    by_episode = columns[0].argsort(kind="stable")  # and within an episode by time
     columns = [torch.from_numpy(column[by_episode]) for column in columns]
     members, obs, actions, rewards, terminated, truncated = columns  # of all S steps
     if not (obs.isfinite().all() and rewards.isfinite().all()):
@@ -344,7 +344,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
     obs = episodes.obs.to(device)
     actions = episodes.actions.to(device)
     weights = step_weights(episodes.mask, args.loss_agg)
-    old_log_probs = policy.log_probs(obs, actions)  # π_old: it has not moved since it sampled
+    old_log_probs = policy.log_probs(obs, actions)  # line 6: until update, policy is π_old
     ref_log_probs = old_log_probs
     if args.ref_update_interval != 1:  # else π_ref is π_old
         ref_log_probs = reference.log_probs(obs, actions)
@@ -420,7 +420,7 @@ class ReturnRegression(nn.Module):
         """Fit the episodes' returns and give b [K, G, T + 1], as compute_advantages takes it."""
         t = episodes.mask.nonzero()[:, 2:]  # of each step, [S, 1]
         inputs = torch.cat([episodes.obs, t], dim=-1)  # [S, D + 1]
-        self.input_stats.update(inputs)
+        self.input_stats.update(inputs)  # earlier sums keep those of their time
         cosines = torch.cos(self.input_stats.normalize(inputs) @ self.frequencies + self.phases)
         features = nn.functional.pad(cosines, (1, 0), value=1.0)  # φ, the constant first
 
@@ -474,8 +474,8 @@ def train(args: Args) -> dict:
         if args.ref_update_interval > 0 and progress.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
 
-        # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old is π_θ, which
-        # does not move before update; the batch keeps its log-probabilities.
+        # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old (line 6) is
+        # π_θ as it is before update, which the log-probabilities in the batch remember.
         episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups)
         new_steps = over_processes(len(episodes.obs))
         if progress.step + new_steps > args.total_timesteps:
@@ -739,8 +739,9 @@ class Run:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
             self.save_checkpoint()
-            Run.go_on = f"To go on: {command('--resume', self.dir / 'checkpoint.pt', args)}"
-            print(f"If it stops: {command('--resume', self.dir / 'checkpoint.pt', args)}")
+            resume = command("--resume", self.dir / "checkpoint.pt", args)
+            Run.go_on = f"To go on: {resume}"
+            print(f"If it stops: {resume}")
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
 
@@ -914,6 +915,8 @@ def check_args(args: Args) -> None:
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
+    if args.render and args.capture_video:
+        raise UserError("--render and --capture-video exclude each other.")
     if args.num_groups % WORLD_SIZE:
         raise UserError(f"--num-groups must be a multiple of the {WORLD_SIZE} processes.")
 

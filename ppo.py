@@ -6,7 +6,7 @@
 Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347) with Generalized Advantage
 Estimation (GAE, arXiv:1506.02438). The objective (Eq. 9), a mean over N environments times T steps:
 
-    min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - c1 1/2 (V(s) - V_target)² + c2 entropy,    ρ = π_θ/π_old
+    min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - ½ c1 (V(s) - V_target)² + c2 entropy,    ρ = π_θ/π_old
 
     δ_t = r_t + γ V(s_{t+1}) (1 - terminated_t) - V(s_t)
     Â_t = δ_t + γ λ (1 - done_t) Â_{t+1},    V_target = Â + V
@@ -16,12 +16,12 @@ value of the observation it led to, not of the next episode's first one.
 
     paper   here                      paper   here
     N, T    --num-envs, --num-steps   ε       --clip-coef
-    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (no 1/2 in the paper and SB3)
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (no ½ in the paper and SB3)
     ρ, Â    ratio, advantages         K       --update-epochs
 
 Not in the paper, but usual: advantages normalized over the batch, early stopping by KL, clipped
-gradients, a falling learning rate, orthogonal weights. What the GRPO scripts can share with it is
-identical in them.
+gradients, a falling learning rate, orthogonal weights. Code that the GRPO scripts share with it is
+identical in all files.
 """
 
 import inspect
@@ -59,7 +59,7 @@ class Algorithm:
     gae_lambda: float = 0.98  # λ: GAE's trade of bias (0) against variance (1)
     norm_adv: bool = True  # normalize the advantages of each batch
     update_epochs: int = 10  # K: passes over an iteration's steps
-    minibatch_size: int = 128  # steps that a gradient step sees
+    minibatch_size: int = 128  # about how many steps a gradient step sees
     learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
@@ -161,27 +161,23 @@ class Policy(nn.Module):
         else:
             sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
             missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
-            self.register_buffer("padding", missing * -1e9, persistent=False)  # for the logits
+            padding = torch.where(missing, -1e9, 0.0)  # for the logits
+            self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
         self.obs_stats = RunningMeanVar(obs_space.shape[0])
 
-    def outputs(self, obs: Tensor) -> Tensor:
-        """The Gaussian's means [B, A] or the choices' logits [B, A, C] for obs [B, D]."""
+    def forward(self, obs: Tensor) -> Distribution:
+        """π_θ(·|s) for obs [B, D]."""
         if self.norm_obs:
             obs = self.obs_stats.normalize(obs)
         outputs = self.net(obs.float())
         if self.continuous:
-            return outputs
-        return outputs.view(-1, *self.padding.shape) + self.padding
-
-    def forward(self, obs: Tensor) -> Distribution:
-        """π_θ(·|s) for obs [B, D]."""
-        if self.continuous:
-            per_action = Normal(self.outputs(obs), self.log_std.exp(), validate_args=False)
+            per_action = Normal(outputs, self.log_std.exp(), validate_args=False)
         else:
-            per_action = Categorical(logits=self.outputs(obs), validate_args=False)
+            logits = outputs.view(-1, *self.padding.shape) + self.padding  # [B, A, C]
+            per_action = Categorical(logits=logits, validate_args=False)
         return Independent(per_action, 1, validate_args=False)
 
     @torch.no_grad()
@@ -194,16 +190,20 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The distribution is forward's, sampled by NumPy's rng so that a resumed run repeats itself.
+        The noise is NumPy's: a GPU samples as the CPU does, and a resumed run repeats itself.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
-        outputs = self.outputs(obs).cpu().numpy()
-        if self.continuous and rng is not None:
-            noise = rng.standard_normal(outputs.shape, np.float32)
-            outputs = outputs + self.log_std.exp().cpu().numpy() * noise
-        elif rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
-            outputs = outputs + rng.gumbel(size=outputs.shape)
-        return outputs if self.continuous else outputs.argmax(axis=-1)
+        per_action = self(obs).base_dist
+        if self.continuous:
+            actions = per_action.mean.cpu().numpy()
+            if rng is not None:
+                noise = rng.standard_normal(actions.shape, np.float32)
+                actions = actions + per_action.stddev.cpu().numpy() * noise
+            return actions
+        logits = per_action.logits.cpu().numpy()
+        if rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
+            logits = logits + rng.gumbel(size=logits.shape)
+        return logits.argmax(axis=-1)
 
 
 class ActorCritic(Policy):
@@ -245,22 +245,22 @@ class Steps(NamedTuple):
     next_obs: Tensor  # [T, N, D] what each step led to, before any reset
     terminated: Tensor  # [T, N] bool
     done: Tensor  # [T, N] bool, terminated or truncated
-    returns: list  # of the episodes that ended
-    lengths: list
+    episode_returns: list  # of the episodes that ended
+    episode_lengths: list
 
 
 def collect_steps(running: Running, policy: Policy, num_steps: int, rng) -> Steps:
     """Sample num_steps steps in every environment; UserError for NaN or infinity."""
     steps = []
-    returns = []
-    lengths = []
+    episode_returns = []
+    episode_lengths = []
     for _ in range(num_steps):
         obs = stack(running.obs)  # [N, D]
         actions = policy.act(obs, rng)
         env_actions = to_env(actions, running.envs[0].action_space)
         results = [env.step(action) for env, action in zip(running.envs, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(results))  # some are arrays of one
+        rewards = np.array(rewards, np.float64).reshape(len(results))  # some have shape (1,)
         terminated = np.array(terminated, bool)
         done = terminated | np.array(truncated, bool)
         steps.append((obs, actions, np.float32(rewards), stack(next_obs), terminated, done))
@@ -268,13 +268,13 @@ def collect_steps(running: Running, policy: Policy, num_steps: int, rng) -> Step
         running.returns += rewards
         running.lengths += 1
         for n in done.nonzero()[0]:
-            returns.append(float(running.returns[n]))
-            lengths.append(float(running.lengths[n]))
+            episode_returns.append(float(running.returns[n]))
+            episode_lengths.append(float(running.lengths[n]))
             running.obs[n], _ = running.envs[n].reset(seed=int(rng.integers(2**31)))
         running.returns[done] = 0
         running.lengths[done] = 0
     columns = [torch.from_numpy(np.stack(column)) for column in zip(*steps)]
-    steps = Steps(*columns, returns, lengths)
+    steps = Steps(*columns, episode_returns, episode_lengths)
     for x in (steps.obs, steps.rewards, steps.next_obs):
         if not x.isfinite().all():
             raise UserError(f"{running.envs[0]} gives numbers that are not finite.")
@@ -348,7 +348,7 @@ def train(args: Args) -> dict:
         seed = [args.seed, RANK, progress.iteration]  # so that a resumed run repeats it
         rng = np.random.default_rng(seed)
         np.random.seed(seed)
-        steps = collect_steps(running, policy, args.num_steps, rng)  # by π_old ← π_θ
+        steps = collect_steps(running, policy, args.num_steps, rng)  # π_old is π_θ until update
 
         values = policy.values(steps.obs)
         next_values = policy.values(steps.next_obs)
@@ -547,7 +547,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         env_actions = to_env(actions, envs[0].action_space)
         results = [envs[i].step(action) for i, action in zip(members, env_actions)]
         next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # some are arrays of one
+        rewards = np.array(rewards, np.float64).reshape(len(members))  # some have shape (1,)
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         yield members, obs, actions, rewards, terminated, truncated
@@ -632,8 +632,9 @@ class Run:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
             self.save_checkpoint()
-            Run.go_on = f"To go on: {command('--resume', self.dir / 'checkpoint.pt', args)}"
-            print(f"If it stops: {command('--resume', self.dir / 'checkpoint.pt', args)}")
+            resume = command("--resume", self.dir / "checkpoint.pt", args)
+            Run.go_on = f"To go on: {resume}"
+            print(f"If it stops: {resume}")
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
 
@@ -659,14 +660,14 @@ class Run:
         progress.seconds = time.perf_counter() - self.started
         if RANK > 0:
             return
-        progress.recent_returns = (progress.recent_returns + steps.returns)[-100:]
+        progress.recent_returns = (progress.recent_returns + steps.episode_returns)[-100:]
         metrics |= {
             "charts/SPS": progress.step / progress.seconds,
             "charts/learning_rate": self.parts["optimizer"].param_groups[0]["lr"],
         }
-        if steps.returns:
-            metrics["charts/episodic_return"] = np.mean(steps.returns)
-            metrics["charts/episodic_length"] = np.mean(steps.lengths)
+        if steps.episode_returns:
+            metrics["charts/episodic_return"] = np.mean(steps.episode_returns)
+            metrics["charts/episodic_length"] = np.mean(steps.episode_lengths)
         for name, value in metrics.items():
             self.writer.add_scalar(name, float(value), progress.step)
         mean_return = np.mean(progress.recent_returns or np.nan)
@@ -801,6 +802,8 @@ def check_args(args: Args) -> None:
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
             raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
+    if args.render and args.capture_video:
+        raise UserError("--render and --capture-video exclude each other.")
     if args.num_envs % WORLD_SIZE:
         raise UserError(f"--num-envs must be a multiple of the {WORLD_SIZE} processes.")
 

@@ -154,7 +154,7 @@ def test_normalized_rewards(load, monkeypatch):
         spread = np.std(sums[: t + 1])
         if t > 0:  # the statistics begin with a weight of 1e-4 on a mean of 0
             assert found.rewards[t].item() == pytest.approx(rewards[t] / spread, rel=1e-2)
-    assert found.returns == [3.0]
+    assert found.episode_returns == [3.0]
 
 
 def test_statistics_of_the_report(load):

@@ -116,6 +116,7 @@ BAD_INPUT = [
     (["--seed", "-1"], r"--seed must be from 0 to"),
     (["--hidden-size", "1000000"], r"--hidden-size must be from 1 to 16,384"),
     (["--num-threads", "2147483648"], r"--num-threads must be from 1 to 1,024"),
+    (["--render", "--capture-video"], "--render and --capture-video exclude each other"),
     (["--minibatch-size", "0"], "--minibatch-size must be from 1"),
     (["--group-size", "1"], r"--group-size must be from 2 to .*, not 1\."),
     (["--total-timesteps", "2"], "--total-timesteps allows no iteration: lower --num-gr"),

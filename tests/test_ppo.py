@@ -35,8 +35,8 @@ def test_steps_of_known_episodes(how_it_ends):
     assert torch.equal(steps.obs[1:][going_on], steps.next_obs[:-1][going_on])
     assert (taken[1:][steps.done[:-1]] == 0).all() and steps.done.sum() > 3
     lengths = length[steps.done].tolist()  # in the order in which they ended
-    assert steps.lengths == lengths
-    assert steps.returns == [sum(range(1, int(n) + 1)) for n in lengths]
+    assert steps.episode_lengths == lengths
+    assert steps.episode_returns == [sum(range(1, int(n) + 1)) for n in lengths]
 
 
 def test_the_critic_sees_normalized_observations():
@@ -55,7 +55,7 @@ def test_episodes_go_on_between_rollouts():
     for name in ("obs", "rewards", "next_obs", "done"):
         both = torch.cat([getattr(half, name) for half in halves])
         assert torch.equal(both, getattr(whole, name))
-    for name in ("returns", "lengths"):
+    for name in ("episode_returns", "episode_lengths"):
         assert getattr(halves[0], name) + getattr(halves[1], name) == getattr(whole, name)
 
 

@@ -98,8 +98,7 @@ def test_a_batch_has_each_steps_own_numbers():
         assert batch["weights"][i] == weights[k, g, t].float()
     actions = episodes.actions[:, 0]
     for name, network in (("old_log_probs", policy), ("ref_log_probs", reference)):
-        logits = network.outputs(episodes.obs)[:, 0]
-        expected = logits.log_softmax(-1)[range(len(steps)), actions]
+        expected = network.net(episodes.obs).log_softmax(-1)[range(len(steps)), actions]
         torch.testing.assert_close(batch[name], expected.detach())
     args.ref_update_interval = 1  # π_ref is then π_old
     batch = grpo.make_batch(episodes, advantages, policy, policy, args)
@@ -145,16 +144,21 @@ def test_log_probs_are_those_of_the_actions_sampled():
 @pytest.mark.parametrize("norm_obs", [False, True])
 @pytest.mark.parametrize("kind", SPACES)
 def test_what_acts_is_what_forward_says(kind, norm_obs):
-    """Greedy actions against forward, after a change of the weights and of an activation, too."""
+    """Greedily and sampled, after a change of the weights, of an activation and of forward, too."""
     policy, obs = policy_for(SPACES[kind], norm_obs=norm_obs), torch.randn(50, 4)
-    before = policy.outputs(obs)
+    before = policy(obs).mode
     policy.obs_stats.update(3 * obs + 1)
-    assert torch.equal(before, policy.outputs(obs)) == (not norm_obs)
+    assert torch.equal(before, policy(obs).mode) == (not norm_obs)
     for _ in range(2):
-        expected = policy(obs).mean if kind == "Box" else policy(obs).mode
-        np.testing.assert_allclose(policy.act(obs.numpy()), expected.detach(), rtol=1e-4, atol=1e-5)
+        expected = policy(obs).mode.detach()
+        np.testing.assert_allclose(policy.act(obs.numpy()), expected, rtol=1e-4, atol=1e-5)
         policy.net[0].weight.data.neg_()
         policy.net[1] = policy.net[3] = torch.nn.ReLU()
+    mirrored = [policy.act(-obs.numpy(), rng) for rng in (None, np.random.default_rng(0))]
+    forward = policy.forward
+    policy.forward = lambda obs: forward(-obs)
+    acted = [policy.act(obs.numpy(), rng) for rng in (None, np.random.default_rng(0))]
+    assert np.array_equal(acted, mirrored)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
         start = time.perf_counter()
         value = timed("rollout", play, *args)
         if name == "ppo":
-            played[:] = value.returns, value.rewards.numel()
+            played[:] = value.episode_returns, value.rewards.numel()
         else:
             played[:] = value.rewards.sum(-1).flatten().tolist(), len(value.obs)
         result["dropped"] = time.perf_counter() - start  # if no update follows
