@@ -361,6 +361,7 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """μ passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
+    parameters = list(policy.parameters())
     for _ in range(args.update_epochs):  # line 10 of Algorithm 1
         for minibatch in minibatches(batch, args.minibatch_size, rng):
             loss, metrics = grpo_loss(
@@ -369,9 +370,9 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            gradients = [parameter.grad for parameter in policy.parameters()]
+            gradients = [parameter.grad for parameter in parameters]
             average_over_processes([*gradients, approx_kl])
-            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if args.target_kl > 0 and approx_kl > args.target_kl:
                 return mean_metrics(history)

@@ -300,15 +300,16 @@ def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """K passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
     history = []
+    parameters = list(policy.parameters())
     for _ in range(args.update_epochs):
         for minibatch in minibatches(batch, args.minibatch_size, rng):
             loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            gradients = [parameter.grad for parameter in policy.parameters()]
+            gradients = [parameter.grad for parameter in parameters]
             average_over_processes([*gradients, approx_kl])
-            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if args.target_kl > 0 and approx_kl > args.target_kl:
                 return mean_metrics(history)
