@@ -147,8 +147,8 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages = batch["advantages"]
     weights = batch["weights"]
 
-    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the objective is the
-    # mean of Â. Log-ratios are bounded because exp of much more overflows.
+    # Until an iteration's first gradient step ρ is 1: nothing is clipped, the objective is the mean
+    # of Â, and its gradient the policy gradient. Log-ratios are bounded: exp of more overflows.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
