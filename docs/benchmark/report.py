@@ -171,19 +171,6 @@ def overall_table() -> str:
     return markdown([*head, "beats `ppo.py`, greedy", "in training"], lines)
 
 
-def mujoco_table() -> str:
-    """A row for each rung: every seed's greedy return on the environments with few seeds."""
-    found = load("ladder")
-    lines = []
-    for rung, name in NAMES.items():
-        cells = []
-        for env in studies.MUJOCO:
-            each = values(found.get(env, {}).get(rung, []), "greedy")
-            cells.append(", ".join(f"{value:z.0f}" for value in each) or "–")
-        lines.append([name, *cells])
-    return markdown(["rung", *(f"{short(env)}, each seed" for env in studies.MUJOCO)], lines)
-
-
 def returns_table() -> str:
     """A row for each environment and rung: greedy, sampled and training returns."""
     lines = []
@@ -419,7 +406,7 @@ def draw_curves() -> None:
     figure.legend(handles, labels, ncols=4, loc="upper left", frameon=False, labelcolor=TEXT)
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel("mean return of training episodes", fontsize=10)
-    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     save(figure, "training")
 
 
@@ -441,7 +428,6 @@ def use_style() -> None:
 TABLES = {
     "ladder": ladder_table,
     "overall": overall_table,
-    "mujoco": mujoco_table,
     "returns": returns_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
