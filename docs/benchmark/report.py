@@ -181,8 +181,9 @@ def returns_table() -> str:
                 with_interval(interval([values(rows, column)], iqm), digits)
                 for column in ("greedy", "sampled", "train_return")
             ]
-            lines.append([short(env), NAMES[rung], *cells, str(len(rows))])
-    head = ["environment", "rung", "greedy", "sampled", "training, last 100", "seeds"]
+            first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
+            lines.append([first, NAMES[rung], *cells])
+    head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
 
 
@@ -314,29 +315,45 @@ def fair_table() -> str:
 
 
 def tuning_table() -> str:
-    """A row for each environment and shape: the mean of greedy and sampled, by rung."""
-    lines = []
-    for env, settings in load("tuning").items():
-        means = {}
-        for name, rows in settings.items():
-            rung, setting = name.split(": ")
-            mean = np.mean([values(rows, "greedy"), values(rows, "sampled")])
-            means.setdefault(setting, {})[rung] = mean
-        for setting, by_rung in means.items():
-            taken = " (taken)" if setting == studies.LADDER_SHAPE[env] else ""
-            cells = [f"{by_rung.get(rung, np.nan):.4g}" for rung in ("timestep", "memory")]
-            lines.append([short(env), setting + taken, *cells])
-    return markdown(["environment", "shape", NAMES["timestep"], "`regression`"], lines)
+    """The mean of greedy and sampled of timestep / regression with each shape; bold: the one taken.
+
+    Two tables, for MuJoCo has shapes of its own.
+    """
+    found = load("tuning")
+    tables = []
+    for shapes in (studies.SHAPES, studies.LONG_SHAPES):
+        lines = []
+        for env in found:
+            if (env in studies.MUJOCO) != (shapes is studies.LONG_SHAPES):
+                continue
+            line = [short(env)]
+            for shape in shapes:
+                means = []
+                for rung in ("timestep", "memory"):
+                    rows = found[env].get(f"{rung}: {shape}", [])
+                    both = [values(rows, "greedy"), values(rows, "sampled")]
+                    means.append(f"{np.mean(both):.4g}" if rows else "–")
+                cell = " / ".join(means)
+                line.append(f"**{cell}**" if shape == studies.LADDER_SHAPE[env] else cell)
+            lines.append(line)
+        tables.append(markdown(["`timestep` / `regression`", *shapes], lines))
+    return "\n\n".join(tables)
 
 
 def commands_table() -> str:
-    """The ladder's commands of regression and of PPO."""
+    """The ladder's commands of regression and of PPO, without options that are the default."""
     lines = []
     for env in load_ladder():
         for rung in ("memory", "PPO"):
+            script = studies.RUNGS[rung]
+            defaults = vars(run.load_script(script).Args())
             flags = studies.rung_flags(env, rung, studies.LADDER_SHAPE[env])
-            line = studies.command(env, studies.RUNGS[rung], flags, 1).removesuffix(" --seed 1")
-            lines.append([short(env), f"`python {line}`"])
+            line = f"python {script} --env-id {env} --total-timesteps {studies.STEPS[env]}"
+            for option, value in re.findall(r"--([a-z-]+)(?: (?!--)(\S+))?", flags):
+                default = defaults[option.replace("-", "_")]
+                if not value or type(default)(value) != default:
+                    line += f" --{option} {value}".rstrip()
+            lines.append([short(env), f"`{line}`"])
     return markdown(["environment", "command"], lines)
 
 
