@@ -11,8 +11,7 @@ with the KL term of Eq. 4, averaged over K groups:
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-This file's advantage (Kaggle discussion 573162, sb3-contrib #301) compares returns-to-go with a
-baseline b:
+This file compares returns-to-go with a baseline b (Kaggle discussion 573162, sb3-contrib #301):
 
     R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - b_{i,t}) / std(R - b)
 

@@ -188,13 +188,13 @@ def test_tables_of_the_report(load, monkeypatch, tmp_path):
             rows[job.key] = made(run, job, greedy=str(greedy), curve="1 " * 25)
     run.write(tmp_path / "ladder.csv", rows)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    head, _, outcome, *_ = report.ladder_table().splitlines()
-    assert head == "| rung | CartPole |" and outcome == "| outcome | 1.00 |"
+    head, _, *lines = report.ladder_table().splitlines()
+    assert head.startswith("|  | outcome |") and lines == ["| CartPole |" + " 1.00 |" * 8]
     overall = "| outcome | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | -0.05 [-0.05, -0.05] | "
     assert overall in report.overall_table()
     page = "a\n<!-- table ladder -->\nold\n<!-- end -->\n<!-- table other -->\nb\n<!-- end -->"
     assert report.with_tables(page).endswith("<!-- table other -->\nb\n<!-- end -->")
-    assert "| outcome | 1.00 |" in report.with_tables(page)
+    assert lines[0] in report.with_tables(page)
 
 
 @pytest.mark.slow

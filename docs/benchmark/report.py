@@ -144,12 +144,11 @@ def with_interval(point: tuple[float, float, float], digits: int = 2) -> str:
 
 
 def ladder_table() -> str:
-    """A row for each rung: its score on each environment."""
-    table = load_ladder()
+    """A row for each environment: the score at each rung."""
     lines = []
-    for rung, name in NAMES.items():
-        lines.append([name, *(f"{iqm(scores(env, table[env][rung])):.2f}" for env in table)])
-    return markdown(["rung", *(short(env) for env in table)], lines)
+    for env, rungs in load_ladder().items():
+        lines.append([short(env), *(f"{iqm(scores(env, rungs[rung])):.2f}" for rung in NAMES)])
+    return markdown(["", *NAMES.values()], lines)
 
 
 def overall_table() -> str:
