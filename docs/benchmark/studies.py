@@ -71,6 +71,7 @@ RUNGS = {  # each of the first six adds one thing to the one before it
     "critic network": "docs/examples/critic.py",
     "PPO": "ppo.py",
 }
+BESIDE = {"process": "grpo_process.py"}  # in the ladder's tables, but no rung
 
 
 def ppo(envs: int, steps: int, epochs: int, size: int, rate: str, gae_lambda: float) -> str:
@@ -109,11 +110,11 @@ def rung_flags(env: str, rung: str, shape_name: str) -> str:
 
 
 def tuning():
-    """The shapes of timestep and regression."""
+    """The shapes of timestep and regression; of outcome, to see whether they favour the others."""
     for seed in TUNING_SEEDS:
         for env, steps in TUNING_STEPS.items():
             for name in LONG_SHAPES if env in MUJOCO else SHAPES:
-                for rung in ("timestep", "memory"):
+                for rung in ("timestep", "memory", "outcome"):
                     line = command(env, RUNGS[rung], rung_flags(env, rung, name), seed, steps)
                     yield env, f"{rung}: {name}", seed, line
 
@@ -122,7 +123,7 @@ def ladder():
     """From outcome to PPO; the seeds take turns, so that what has been run can be compared."""
     for seed in SEEDS:
         for env in STEPS:
-            for rung, script in RUNGS.items():
+            for rung, script in (RUNGS | BESIDE).items():
                 flags = rung_flags(env, rung, LADDER_SHAPE[env])
                 yield env, rung, seed, command(env, script, flags, seed)
 
