@@ -30,7 +30,6 @@ statistics of the observations it was trained on.
 """
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -54,7 +53,7 @@ import speed
 CSV = Path(__file__).parent / "results" / "boxes.csv"
 NUMBERS = ["steps", "reach_steps", "reach_seconds", "training", "greedy"]
 NUMBERS += ["seconds", "start_up", "peak"]
-COLUMNS = ["env", "entry", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
+COLUMNS = ["env", "variant", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
 WINDOW, POINTS = 100, 50  # of a mean, of a curve
 SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
 
@@ -96,26 +95,26 @@ class Job:
     """One run."""
 
     env: str
-    entry: str
+    variant: str  # which entry
     seed: int
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return self.env, self.entry, str(self.seed)
+        return self.env, self.variant, str(self.seed)
 
     @property
     def command(self) -> str:
         """What it does, in a line: a run whose line has changed since is run again."""
         steps, _, cleanrl, episodes = ENVIRONMENTS[self.env]
         rest = f"--total-timesteps {steps} --seed {self.seed}"
-        if self.entry.startswith("CleanRL"):
+        if self.variant.startswith("CleanRL"):
             return f"{cleanrl} {rest}"
-        if self.entry.startswith("SB3"):
-            settings = ZOO[self.env] if self.entry == RL_ZOO else {}
+        if self.variant.startswith("SB3"):
+            settings = ZOO[self.env] if self.variant == RL_ZOO else {}
             return f"SB3 PPO --env-id {self.env} {rest} {json.dumps(settings)}"
         if episodes != 100:
             rest += f" --eval-episodes {episodes}"
-        return f"{self.entry} --env-id {self.env} {rest}"
+        return f"{self.variant} --env-id {self.env} {rest}"
 
 
 def entries(env: str) -> list[str]:
@@ -189,7 +188,7 @@ def run_sb3(job: dict) -> dict:
             meter.add(ended, self.num_timesteps)
             return True
 
-    settings = dict(ZOO[job["env"]]) if job["entry"] == RL_ZOO else {}
+    settings = dict(ZOO[job["env"]]) if job["variant"] == RL_ZOO else {}
     normalize, num_envs = settings.pop("normalize", False), settings.pop("n_envs", 1)
     for name, value in settings.items():
         if isinstance(value, str):
@@ -227,7 +226,7 @@ def run_cleanrl(job: dict) -> dict:
 def one(job: dict) -> None:
     """What a process started by execute does: a run, whose figures it prints."""
     speed.Meter = partial(Meter, job["threshold"], job["steps"])
-    library = job["entry"].split()[0]
+    library = job["variant"].split()[0]
     runner = {"SB3": run_sb3, "CleanRL": run_cleanrl}.get(library, run_script)
     print(json.dumps(runner(job)))
 
@@ -253,39 +252,29 @@ def execute(job: Job, cleanrl: str | None, python: str) -> dict:
 
 def versions(job: Job, python: str) -> str:
     """Of what computed a run."""
-    packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * ("SB3" in job.entry)
+    packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * ("SB3" in job.variant)
     asked = f"from importlib.metadata import version as v; print(*map(v, {packages}))"
-    python = python if job.entry.startswith("CleanRL") else sys.executable
+    python = python if job.variant.startswith("CleanRL") else sys.executable
     told = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     return ", ".join(f"{name} {number}" for name, number in zip(packages, told.stdout.split()))
 
 
-def read(path: Path | None = None) -> dict[tuple, dict]:
-    """The rows of a CSV, boxes.csv if not said, by environment, entry and seed."""
-    path = path or CSV
-    if not path.exists():
-        return {}
-    with open(path, newline="") as file:
-        return {(row["env"], row["entry"], row["seed"]): row for row in csv.DictReader(file)}
+def read() -> dict[tuple, dict]:
+    """The rows of boxes.csv by environment, entry and seed."""
+    import run  # which loads torch: what start_up counts must not
 
-
-def write(path: Path, rows: dict[tuple, dict]) -> None:
-    """Write a CSV, whole or not at all."""
-    path.parent.mkdir(exist_ok=True)
-    with open(path.with_suffix(".part"), "w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(row for _, row in sorted(rows.items(), key=str))
-    path.with_suffix(".part").replace(path)
+    return run.read(CSV)
 
 
 def run_missing(
-    jobs: list[Job], path: Path, workers: int, cleanrl: str | None = None, python: str = ""
+    jobs: list[Job], workers: int, cleanrl: str | None = None, python: str = ""
 ) -> str | None:
-    """Run what a CSV has not, each run into it as it ends; how many failed, in a sentence."""
-    done, lock = read(path), Lock()
+    """Run what boxes.csv has not, each run into it as it ends; how many failed, in a sentence."""
+    from run import write
+
+    done, lock = read(), Lock()
     todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
-    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {path.name}", file=sys.stderr)
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {CSV.name}", file=sys.stderr)
 
     def finish(job: Job) -> bool:
         try:
@@ -296,7 +285,7 @@ def run_missing(
         shown = {name: row[name] for name in NUMBERS}
         with lock:
             print(*job.key, shown, file=sys.stderr, flush=True)
-            write(path, read(path) | {job.key: row})
+            write(CSV, read() | {job.key: row}, COLUMNS)
         return True
 
     with ThreadPoolExecutor(workers) as pool:
@@ -343,9 +332,9 @@ def main() -> None:
     if not args.cleanrl and "cleanrl" in args.only.lower():
         parser.error("CleanRL's runs need --cleanrl CHECKOUT and --cleanrl-python PYTHON.")
     jobs = [Job(env, x, seed) for seed in args.seeds for env in ENVIRONMENTS for x in entries(env)]
-    jobs = [job for job in jobs if args.cleanrl or not job.entry.startswith("CleanRL")]
+    jobs = [job for job in jobs if args.cleanrl or not job.variant.startswith("CleanRL")]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-    failed = run_missing(jobs, CSV, args.jobs, args.cleanrl, args.cleanrl_python)
+    failed = run_missing(jobs, args.jobs, args.cleanrl, args.cleanrl_python)
     if failed:
         sys.exit(failed)
 

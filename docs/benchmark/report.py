@@ -40,7 +40,7 @@ COLOURS = {
     "critic network": "#009E73",
     "PPO": "#7f7f7f",
 }
-NAMES = {  # of the rungs, in tables and figures
+NAMES = {  # of the rungs, and of what stands beside them, in tables and figures
     "outcome": "outcome",
     "group": "`group`",
     "timestep": "`timestep`",
@@ -49,6 +49,7 @@ NAMES = {  # of the rungs, in tables and figures
     "memory": "+ memory: `regression`",
     "critic network": "critic network",
     "PPO": "`ppo.py`",
+    "process": "beside: process",
 }
 RESAMPLES = 2000
 ENOUGH = 5  # seeds that a result needs to be shown
@@ -110,12 +111,15 @@ def load(study: str) -> dict[str, dict[str, list[dict]]]:
 
 
 def load_ladder() -> dict[str, dict[str, list[dict]]]:
-    """The ladder where all rungs have seeds enough, and of each as many as of the others."""
+    """The ladder where all rungs have seeds enough, and of each as many as of the others.
+
+    What stands beside it may have fewer.
+    """
     table = {}
     for env, rungs in load("ladder").items():
         fewest = min(len(rungs.get(rung, [])) for rung in studies.RUNGS)
         if fewest >= ENOUGH:
-            table[env] = {rung: rungs[rung][:fewest] for rung in studies.RUNGS}
+            table[env] = {rung: rungs[rung][:fewest] for rung in NAMES if rung in rungs}
     return table
 
 
@@ -147,7 +151,8 @@ def ladder_table() -> str:
     """A row for each environment: the score at each rung."""
     lines = []
     for env, rungs in load_ladder().items():
-        lines.append([short(env), *(f"{iqm(scores(env, rungs[rung])):.2f}" for rung in NAMES)])
+        each = (f"{iqm(scores(env, rungs[rung])):z.2f}" if rung in rungs else "–" for rung in NAMES)
+        lines.append([short(env), *each])
     return markdown(["", *NAMES.values()], lines)
 
 
@@ -156,6 +161,8 @@ def overall_table() -> str:
     table = load_ladder()
     lines = []
     for rung, name in NAMES.items():
+        if not all(rung in rungs for rungs in table.values()):
+            continue
         line = [name]
         for column, statistic in (("greedy", pooled_iqm), ("greedy", mean), ("curve", pooled_iqm)):
             samples = [scores(env, table[env][rung], column) for env in table]
@@ -181,7 +188,10 @@ def returns_table() -> str:
                 for column in ("greedy", "sampled", "train_return")
             ]
             first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
-            lines.append([first, NAMES[rung], *cells])
+            name = NAMES[rung]
+            if len(rows) < len(rungs["PPO"]):
+                name += f", {len(rows)} seeds"
+            lines.append([first, name, *cells])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
 
@@ -393,8 +403,8 @@ def draw_ladder() -> None:
         axes.set_title("all" if env == "all" else short(env), loc="left", fontsize=10)
         style(axes)
     for axes in grid[:, 0]:
-        axes.set_yticks(range(len(NAMES)), [plain(rung) for rung in NAMES])
-        axes.set_ylim(len(NAMES) - 0.5, -0.5)
+        axes.set_yticks(range(len(middles)), [plain(rung) for rung in studies.RUNGS])
+        axes.set_ylim(len(middles) - 0.5, -0.5)
     figure.supxlabel("score of greedy evaluation: 0 = random policy, 1 = solved", fontsize=10)
     figure.tight_layout()
     save(figure, "ladder")
@@ -408,7 +418,8 @@ def draw_curves() -> None:
     for axes in grid.flat[len(table) :]:
         axes.remove()
     for axes, (env, rungs) in zip(grid.flat, table.items()):
-        for rung, rows in rungs.items():
+        for rung in studies.RUNGS:
+            rows = rungs[rung]
             curves = np.array([[float(x) for x in row["curve"].split()] for row in rows])
             steps = np.linspace(0, studies.STEPS[env], curves.shape[1] + 1)[1:]
             axes.plot(steps, iqm(curves, axis=0), color=COLOURS[rung], label=plain(rung))

@@ -165,12 +165,12 @@ def read(path: Path) -> dict[tuple, dict]:
         return {(row["env"], row["variant"], row["seed"]): row for row in csv.DictReader(file)}
 
 
-def write(path: Path, rows: dict[tuple, dict]) -> None:
+def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> None:
     """Write a CSV in the order of its keys, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     with open(part, "w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
         for key in sorted(rows, key=lambda key: (key[0], key[1], int(key[2]))):
             table.writerow(rows[key])

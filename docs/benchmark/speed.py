@@ -1,22 +1,19 @@
-"""How fast the scripts are: where the time goes, and as groups and networks grow. boxes.py compares
-them with Stable-Baselines3 and CleanRL.
+"""How fast the scripts are: where the time goes, and what a GPU is for. boxes.py compares them with
+Stable-Baselines3 and CleanRL.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py parts
-    python docs/benchmark/speed.py grow
     python docs/benchmark/speed.py gpu
 
-Every run is a process of its own with one thread. Runs take turns, one seed of each after the
-other, and the environment's own rate (gym.make, random actions, one core) is measured before and
-after each: a run's share is of the mean of those two, so that a machine that slows down slows both.
-Figures are medians over seeds, in brackets the range.
+Every run is a process of its own with one thread; runs take turns. Figures are medians over seeds,
+in brackets the range.
 
 parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
-the functions that are named.
+the functions that are named. The environment alone: gym.make, random actions, one core.
 
-grow, gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate
-of next to nothing, so that all runs have the same short episodes (about 22 steps); gpu has each run
-with and without --cuda, in turns.
+gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate of
+next to nothing, so that all runs have the same short episodes (about 22 steps); with and without
+--cuda.
 """
 
 import argparse
@@ -47,10 +44,6 @@ PARTS = {  # of an iteration of grpo_rtg.py
     "backward": "update: backward passes",
     "adam": "update: shuffles, the clipped gradient, Adam",
     "rest": "advantages, logs, checkpoints, progress",
-}
-TOTALS = {
-    "total": "the whole run",
-    "dropped": "of it the last rollout, which exceeds the budget and is dropped",
 }
 
 
@@ -98,19 +91,16 @@ def run_script(name: str, flags: list[str], spawned: float) -> dict:
 
     def watched_rollout(*args):
         meter.start()
-        start = time.perf_counter()
         value = timed("rollout", play, *args)
         if name == "ppo":
             played[:] = value.episode_returns, value.rewards.numel()
         else:
             played[:] = value.rewards.sum(-1).flatten().tolist(), len(value.obs)
-        result["dropped"] = time.perf_counter() - start  # if no update follows
         return value
 
     def watched_update(*args):
         returns, steps = played
         meter.add(returns, meter.steps + steps)
-        result["dropped"] = 0.0
         return timed("update", update, *args)
 
     def watched_finish(*args):  # without the evaluation that follows
@@ -157,7 +147,7 @@ def run_parts(name: str, flags: list[str], spawned: float) -> dict:
     spent["adam"] = total * result["update"] - spent["loss"] - spent["backward"]
     spent["rest"] = total * (1 - result["rollout"] - result["update"])
     spent["rest"] -= spent["log_probs"] + spent["baseline"]
-    return result | spent | {"total": total, "dropped": 1e6 * result["dropped"] / result["steps"]}
+    return result | spent | {"total": total}
 
 
 def own_rate(env_id: str, seconds: float = 1.0) -> float:
@@ -177,11 +167,8 @@ def own_rate(env_id: str, seconds: float = 1.0) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
-    """One run in a process of its own, in a folder of its own, between two measurements of the
-    environment alone.
-    """
-    before = own_rate(env_id)
+def run(what: str, flags: list[str]) -> dict:
+    """One run of grpo_rtg.py in a process of its own, in a folder of its own."""
     job = json.dumps({"what": what, "flags": flags, "spawned": time.time()})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE), "one", job]
@@ -191,23 +178,18 @@ def run(what: list[str], flags: list[str], env_id: str = "CartPole-v1") -> dict:
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{what} {flags} failed:\n{done.stderr}")
-    result = json.loads(done.stdout.splitlines()[-1])
-    own = (before + own_rate(env_id)) / 2
-    return result | {"own": own, "share": 100 * result["rate"] / own}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def one(job: dict) -> None:
     """What a process started by run does: a job, whose result it prints."""
-    kind, *rest = job["what"]
-    runner = {"script": run_script, "parts": run_parts}[kind]
-    print(json.dumps(runner(*rest, job["flags"], job["spawned"])))
+    runner = {"script": run_script, "parts": run_parts}[job["what"]]
+    print(json.dumps(runner("grpo_rtg", job["flags"], job["spawned"])))
 
 
 def cell(results: list[dict], name: str, digits: int = 0) -> str:
-    """Median and range; a dash where a run has no such figure."""
-    values = [result[name] for result in results if result[name] is not None]
-    if not values:
-        return "–"
+    """Median and range."""
+    values = [result[name] for result in results]
     spread = "" if len(values) == 1 else f" [{min(values):,.{digits}f}, {max(values):,.{digits}f}]"
     return f"{median(values):,.{digits}f}{spread}"
 
@@ -225,22 +207,14 @@ def parts(args) -> None:
     columns = []
     for env_id in ("CartPole-v1", "LunarLander-v3", "Hopper-v5"):
         flags = ["--env-id", env_id, *["--norm-obs"] * (env_id == "Hopper-v5"), "--seed"]
-        seeds = range(first, last + 1)
-        rows = [run(["parts", "grpo_rtg"], [*flags, str(seed)], env_id) for seed in seeds]
-        own = cell([{"alone": 1e6 / row["own"]} for row in rows], "alone", 2)
-        columns.append([env_id, own, *(cell(rows, part, 2) for part in PARTS | TOTALS)])
-    names = ["part, µs per step", "the environment alone", *(PARTS | TOTALS).values()]
+        rows = []
+        for seed in range(first, last + 1):
+            alone = {"alone": 1e6 / own_rate(env_id)}
+            rows.append(alone | run("parts", [*flags, str(seed)]))
+        columns.append([env_id, *(cell(rows, part, 2) for part in ("alone", *PARTS, "total"))])
+    names = ["part, µs per step", "the environment alone", *PARTS.values(), "the whole run"]
     head, *lines = (f"| {' | '.join(line)} |" for line in zip(names, *columns))
     print("\n".join([head, "|-" * (len(columns) + 1) + "|", *lines]))
-
-
-def rows_of(settings: dict[str, list[str]]) -> dict[str, list[dict]]:
-    """Three runs of grpo_rtg.py with each of these flags, taking turns."""
-    results = {name: [] for name in settings}
-    for seed in ("1", "2", "3"):
-        for name, flags in settings.items():
-            results[name].append(run(["script", "grpo_rtg"], [*flags, "--seed", seed]))
-    return results
 
 
 def short_episodes(width: int, groups: int, size: int) -> list[str]:
@@ -250,27 +224,6 @@ def short_episodes(width: int, groups: int, size: int) -> list[str]:
     flags |= {"--total-timesteps": steps, "--update-epochs": 1, "--minibatch-size": 64}
     flags |= {"--learning-rate": 1e-9}
     return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
-
-
-SHAPES = [(1, 2), (1, 8), (1, 32), (1, 128), (1, 512), (4, 16), (16, 16), (64, 16)]
-
-
-def grow(args) -> None:
-    settings = {}
-    for width in (64, 1024):
-        for groups, size in SHAPES:
-            if width == 64 or groups == 1:
-                settings[f"{width} | {groups} | {size}"] = short_episodes(width, groups, size)
-    print(
-        "| width | groups | group size | steps/s | % of the environment's own "
-        "| rollout / update / rest | peak MiB |"
-    )
-    print("|-|-|-|-|-|-|-|")
-    for name, rows in rows_of(settings).items():
-        print(
-            f"| {name} | {cell(rows, 'rate')} | {cell(rows, 'share')} | {split(rows)} "
-            f"| {cell(rows, 'peak')} |"
-        )
 
 
 def gpu(args) -> None:
@@ -284,25 +237,23 @@ def gpu(args) -> None:
         for groups in (1, 4, 16, 64):
             for device in ("--no-cuda", "--cuda"):
                 settings[width, groups, device] = [*short_episodes(width, groups, 16), device]
-    results = rows_of(settings)
+    results = {setting: [] for setting in settings}
+    for seed in ("1", "2", "3"):
+        for setting, flags in settings.items():
+            results[setting].append(run("script", [*flags, "--seed", seed]))
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
-    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio "
-          "| --cuda: rollout / update / rest "
-          "| peak MiB on the GPU |\n|-|-|-|-|-|-|-|")  # fmt: skip
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio", end=" ")
+    print("| --cuda: rollout / update / rest | peak MiB on the GPU |\n|-|-|-|-|-|-|-|")
     for (width, groups, device), rows in results.items():
         if device == "--cuda":
             on_cpu = results[width, groups, "--no-cuda"]
             ratios = [{"ratio": row["rate"] / cpu["rate"]} for row, cpu in zip(rows, on_cpu)]
-            cells = [
-                cell(on_cpu, "rate"),
-                cell(rows, "rate"),
-                cell(ratios, "ratio", 2),
-                split(rows),
-            ]
-            print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
+            cells = [cell(on_cpu, "rate"), cell(rows, "rate"), cell(ratios, "ratio", 2)]
+            cells += [split(rows), cell(rows, "gpu_peak", 1)]
+            print(f"| {width} | {groups} | {' | '.join(cells)} |")
 
 
-TABLES = {table.__name__: table for table in (parts, grow, gpu)}
+TABLES = {table.__name__: table for table in (parts, gpu)}
 
 
 def main() -> None:
