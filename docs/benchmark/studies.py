@@ -4,6 +4,8 @@ A study is a function that gives the fields of run.py's Job for each of its runs
 which to run them.
 """
 
+import re
+
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 200_000,
@@ -110,13 +112,36 @@ def rung_flags(env: str, rung: str, shape_name: str) -> str:
 
 
 def tuning():
-    """The shapes of timestep and regression; of outcome, to see whether they favour the others."""
+    """The shapes of timestep and regression."""
     for seed in TUNING_SEEDS:
         for env, steps in TUNING_STEPS.items():
             for name in LONG_SHAPES if env in MUJOCO else SHAPES:
-                for rung in ("timestep", "memory", "outcome"):
+                for rung in ("timestep", "memory"):
                     line = command(env, RUNGS[rung], rung_flags(env, rung, name), seed, steps)
                     yield env, f"{rung}: {name}", seed, line
+
+
+def outcome_flags(env: str, shape_name: str, setting: str) -> str:
+    """Options of outcome supervision with settings that no other rung has."""
+    flags = rung_flags(env, "outcome", shape_name)
+    if "γ = 1" in setting:
+        flags = re.sub(r"--gamma \S+", "--gamma 1", flags)
+    return flags + " --loss-agg trajectory" * ("Eq. 3" in setting)
+
+
+def outcome():
+    """Does the ladder's shape handicap outcome supervision, or its mean over steps, or its γ?"""
+    for seed in TUNING_SEEDS:
+        for env, steps in TUNING_STEPS.items():
+            if env in MUJOCO:
+                continue
+            tried = [("as in the ladder", name) for name in SHAPES]
+            settings = ("Eq. 3's mean", "γ = 1", "Eq. 3's mean, γ = 1")
+            tried += [(setting, LADDER_SHAPE[env]) for setting in settings]
+            for setting, name in tried:
+                flags = outcome_flags(env, name, setting)
+                line = command(env, RUNGS["outcome"], flags, seed, steps)
+                yield env, f"{setting}: {name}", seed, line
 
 
 def ladder():
@@ -206,4 +231,4 @@ def fair():
 
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
-STUDIES |= {"unseen": unseen, "examples": examples}
+STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples}
