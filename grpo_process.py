@@ -476,9 +476,9 @@ class RunningMeanVar(nn.Module):
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
     try:
-        options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        kwargs = json.loads(args.env_kwargs)
+        env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -730,7 +730,7 @@ class Run:
         progress = self.progress
         if progress.iteration == 0:
             raise UserError(
-                "--total-timesteps allows no iteration: lower --num-groups or --group-size."
+                "--total-timesteps allows no iteration: raise it, or lower --group-size."
             )
         if RANK > 0:
             return {}
@@ -856,7 +856,7 @@ def play_saved(args: Args) -> None:
 
 @dataclass
 class Options:
-    """Options of a run. docs/results.md has tuned flags for other environments."""
+    """Options of a run. docs/results.md has tuned flags."""
 
     algorithm: Algorithm
     environment: Environment

@@ -66,8 +66,8 @@ class Algorithm:
     num_groups: int = 4  # K: groups per iteration, each from its own start state
     group_size: int = 4  # G: episodes per group
     gamma: float = 0.99  # γ: discount per step
-    baseline: Literal["group", "timestep", "regression"] = "regression"  # b: see docs/methods.md
-    gae_lambda: float = 0.98  # λ of --baseline regression
+    baseline: Literal["group", "timestep", "regression"] = "regression"  # b, subtracted from R
+    gae_lambda: float = 0.98  # λ of GAE, with --baseline regression
     decay: float = 0.67  # weight of earlier iterations in --baseline regression (0: none)
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
@@ -127,8 +127,8 @@ def compute_advantages(
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
 
-    rewards and mask are [K, G, T]. values [K, G, T + 1] is the b of "regression"; after the last
-    step it is 0, unless a time limit cut the episode. A group whose R - b have no spread beyond
+    rewards and mask are [K, G, T]. "regression" needs its b as values [K, G, T + 1]: after the last
+    step 0, unless a time limit cut the episode. A group whose R - b have no spread beyond
     rounding gives exactly 0.
     """
     rewards = rewards.double().where(mask, 0)
@@ -571,9 +571,9 @@ class RunningMeanVar(nn.Module):
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
     try:
-        options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        kwargs = json.loads(args.env_kwargs)
+        env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -825,7 +825,7 @@ class Run:
         progress = self.progress
         if progress.iteration == 0:
             raise UserError(
-                "--total-timesteps allows no iteration: lower --num-groups or --group-size."
+                "--total-timesteps allows no iteration: raise it, or lower --group-size."
             )
         if RANK > 0:
             return {}
@@ -952,7 +952,7 @@ def play_saved(args: Args) -> None:
 
 @dataclass
 class Options:
-    """Options of a run. docs/results.md has tuned flags for other environments."""
+    """Options of a run. docs/results.md has tuned flags."""
 
     algorithm: Algorithm
     environment: Environment

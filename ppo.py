@@ -442,9 +442,9 @@ class RunningMeanVar(nn.Module):
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
     try:
-        options |= json.loads(args.env_kwargs)
         limit = args.max_episode_steps or None
-        env = gym.make(args.env_id, max_episode_steps=limit, disable_env_checker=True, **options)
+        kwargs = json.loads(args.env_kwargs)
+        env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -713,7 +713,7 @@ class Run:
         progress = self.progress
         if progress.iteration == 0:
             raise UserError(
-                "--total-timesteps allows no iteration: lower --num-envs or --num-steps."
+                "--total-timesteps allows no iteration: raise it, or lower --num-steps."
             )
         if RANK > 0:
             return {}
@@ -840,7 +840,7 @@ def play_saved(args: Args) -> None:
 
 @dataclass
 class Options:
-    """Options of a run. docs/results.md has tuned flags for other environments."""
+    """Options of a run. docs/results.md has tuned flags."""
 
     algorithm: Algorithm
     environment: Environment

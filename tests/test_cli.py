@@ -103,7 +103,7 @@ BAD_INPUT = [
     (["--env-id", "nowhere:Env-v0"], r"No module named 'nowhere'"),
     (["--env-id", "tests.envs:Hostile-v0"], "missing 1 .*argument: 'what'"),
     (["--env-kwargs", "{is_slippery: no}"], r"--env-kwargs '\{is_slippery: no\}': Expecting"),
-    (["--env-kwargs", "[1]"], r"--env-kwargs '\[1\]'"),
+    (["--env-kwargs", "[1]"], r"--env-kwargs '\[1\]': .* must be a mapping, not list"),
     (["--env-kwargs", '{"sise": 3}'], "unexpected keyword argument 'sise'"),
     (env("Odd", what="tuple of actions"), "Actions must be Discrete.*Tuple"),
     (env("Odd", what="integer actions"), "Actions must .* Box of floats.*int64"),
@@ -119,7 +119,7 @@ BAD_INPUT = [
     (["--render", "--capture-video"], "--render and --capture-video exclude each other"),
     (["--minibatch-size", "0"], "--minibatch-size must be from 1"),
     (["--group-size", "1"], r"--group-size must be from 2 to .*, not 1\."),
-    (["--total-timesteps", "2"], "--total-timesteps allows no iteration: lower --num-gr"),
+    (["--total-timesteps", "2"], "--total-timesteps allows no iteration: raise it, or lower --gr"),
     (["--evaluate", ""], r"Cannot use : "),
 ]
 BAD_INPUT = [("grpo_rtg", *case) for case in BAD_INPUT] + [
@@ -127,7 +127,7 @@ BAD_INPUT = [("grpo_rtg", *case) for case in BAD_INPUT] + [
     ("ppo", ["--gae-lambda", "1.5"], "--gae-lambda must be from 0 to 1, not 1.5"),
     ("ppo", ["--num-envs", "0"], "--num-envs must be from 1"),
     ("ppo", ["--num-envs", "1", "--num-steps", "1"], "--num-steps must be from 2"),
-    ("ppo", ["--total-timesteps", "1023"], "allows no iteration: lower --num-envs"),
+    ("ppo", ["--total-timesteps", "1023"], "allows no iteration: raise it, or lower --num-steps"),
 ]
 
 
