@@ -261,13 +261,13 @@ def heading(env: str) -> str:
 
 
 def steps_table() -> str:
-    """A row for each environment: steps until the threshold of us and of two others."""
-    entries = ["grpo_rtg.py", "ppo.py", boxes.RL_ZOO, "CleanRL"]
+    """A row for each environment: steps until the threshold of us and of others."""
+    entries = ["grpo_rtg.py", boxes.SB3, boxes.RL_ZOO, "CleanRL"]
     lines = []
     for env, found in compared().items():
         cells = [until_threshold(env, found[x]) if x in found else "–" for x in entries]
         lines.append([f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}", *cells])
-    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", *entries[2:]], lines)
+    return markdown(["", "`grpo_rtg.py`", *entries[1:]], lines)
 
 
 def unseen_table() -> str:
