@@ -323,6 +323,12 @@ def fair_table() -> str:
     return markdown(["environment", "PPO's setting", "greedy, each seed"], lines)
 
 
+def both(rows: list[dict]) -> str:
+    """The mean of greedy and sampled returns."""
+    means = [values(rows, "greedy"), values(rows, "sampled")]
+    return f"{np.mean(means):.4g}" if rows else "–"
+
+
 def tuning_table() -> str:
     """The mean of greedy and sampled of timestep / regression with each shape; bold: the one taken.
 
@@ -337,16 +343,24 @@ def tuning_table() -> str:
                 continue
             line = [short(env)]
             for shape in shapes:
-                means = []
-                for rung in ("timestep", "memory"):
-                    rows = found[env].get(f"{rung}: {shape}", [])
-                    both = [values(rows, "greedy"), values(rows, "sampled")]
-                    means.append(f"{np.mean(both):.4g}" if rows else "–")
-                cell = " / ".join(means)
+                rungs = ("timestep", "memory")
+                cell = " / ".join(both(found[env].get(f"{rung}: {shape}", [])) for rung in rungs)
                 line.append(f"**{cell}**" if shape == studies.LADDER_SHAPE[env] else cell)
             lines.append(line)
         tables.append(markdown(["`timestep` / `regression`", *shapes], lines))
     return "\n\n".join(tables)
+
+
+def outcome_table() -> str:
+    """The same of outcome supervision with the ladder's shape, and the best of the other shapes."""
+    settings = ("γ = 1", "γ = 1, Eq. 3's mean", "γ < 1", "γ < 1, Eq. 3's mean")
+    lines = []
+    for env, found in load("outcome").items():
+        shape = studies.LADDER_SHAPE[env]
+        others = [both(found[f"γ < 1: {name}"]) for name in studies.SHAPES if name != shape]
+        cells = [both(found[f"{setting}: {shape}"]) for setting in settings]
+        lines.append([short(env), *cells, max(others, key=float)])
+    return markdown(["outcome", *settings, "γ < 1, best other shape"], lines)
 
 
 def commands_table() -> str:
@@ -466,6 +480,7 @@ TABLES = {
     "fair": fair_table,
     "examples": examples_table,
     "tuning": tuning_table,
+    "outcome": outcome_table,
 }
 
 
