@@ -191,7 +191,7 @@ CHOICE_STEPS |= {"LunarLander-v3": 500_000}
 
 
 def choices():
-    """On tuning seeds: the defaults of grpo_rtg.py; longer on CartPole; centred or not."""
+    """On tuning seeds: the defaults of grpo_rtg.py; longer on CartPole."""
     for env, steps in CHOICE_STEPS.items():
         for seed in range(101, 104 if env == "LunarLander-v3" else 106):
             for name, flags in CHOICES + DROPPED * (env == "FrozenLake-v1"):
@@ -202,9 +202,6 @@ def choices():
         yield "CartPole-v1", f"{name}, 500,000 steps", seed, line
     for seed in range(101, 106):
         yield "CartPole-v1", name, seed, command("CartPole-v1", "grpo_rtg.py", flags, seed)
-        for env in ("FrozenLake-v1", "CartPole-v1"):
-            line = command(env, "docs/benchmark/centred.py", flags, seed)
-            yield env, f"{name}, centred", seed, line
 
 
 ZOO = ppo(16, 1024, 4, 64, "3e-4", 0.98) + " --gamma 0.999 --ent-coef 0.01 --no-anneal-lr"
