@@ -143,7 +143,7 @@ def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     if loss_agg == "step":
         return mask.double()
     lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
-    return mask / lengths * lengths.mean()  # the mean length is S/(K G)
+    return mask * lengths.sum() / (lengths.numel() * lengths)  # S / (K G |o_i|)
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
@@ -348,7 +348,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             average_over_processes([*gradients, approx_kl])
             grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             history.append(metrics | {"losses/grad_norm": grad_norm})
-            if args.target_kl > 0 and approx_kl > args.target_kl:
+            if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
                 return mean_metrics(history)
             optimizer.step()  # line 11 of Algorithm 1
     return mean_metrics(history)

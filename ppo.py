@@ -311,7 +311,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             average_over_processes([*gradients, approx_kl])
             grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             history.append(metrics | {"losses/grad_norm": grad_norm})
-            if args.target_kl > 0 and approx_kl > args.target_kl:
+            if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
                 return mean_metrics(history)
             optimizer.step()
     return mean_metrics(history)
