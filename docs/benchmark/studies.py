@@ -184,8 +184,6 @@ def regression(members: int, epochs: int, size: int, rate: str, gae_lambda: str)
 DEFAULTS = regression(4, 8, 256, "3e-3", "0.98")
 CHOICES = [DEFAULTS]
 CHOICES += [regression(4, 10, 128, "1e-3", value) for value in ("0.98", "0.97", "0.95")]
-DROPPED = [regression(4, 8, 256, "3e-3", "0.95")]  # after FrozenLake
-DROPPED += [regression(8, 8, 256, "3e-3", "0.95"), regression(8, 10, 128, "1e-3", "0.95")]
 CHOICE_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 CHOICE_STEPS |= {"LunarLander-v3": 500_000}
 
@@ -194,7 +192,7 @@ def choices():
     """On tuning seeds: the defaults of grpo_rtg.py; longer on CartPole."""
     for env, steps in CHOICE_STEPS.items():
         for seed in range(101, 104 if env == "LunarLander-v3" else 106):
-            for name, flags in CHOICES + DROPPED * (env == "FrozenLake-v1"):
+            for name, flags in CHOICES:
                 yield env, name, seed, command(env, "grpo_rtg.py", flags, seed, steps)
     name, flags = DEFAULTS
     for seed in (101, 102, 103):
