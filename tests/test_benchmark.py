@@ -188,7 +188,7 @@ def test_tables_of_the_report(load, monkeypatch, tmp_path):
     run.write(tmp_path / "ladder.csv", rows)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     head, _, *lines = report.ladder_table().splitlines()
-    assert head.startswith("|  | outcome |") and lines == ["| CartPole |" + " 1.00 |" * 9]
+    assert head.startswith("|  | outcome |") and lines == ["| CartPole |" + " 1.00 |" * 8]
     overall = "| outcome | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | -0.05 [-0.05, -0.05] | "
     assert overall in report.overall_table()
     page = "a\n<!-- table ladder -->\nold\n<!-- end -->\n<!-- table other -->\nb\n<!-- end -->"

@@ -151,9 +151,9 @@ def ladder_table() -> str:
     """A row for each environment: the score at each rung."""
     lines = []
     for env, rungs in load_ladder().items():
-        each = (f"{iqm(scores(env, rungs[rung])):z.2f}" if rung in rungs else "–" for rung in NAMES)
+        each = (f"{iqm(scores(env, rungs[rung])):.2f}" for rung in studies.RUNGS)
         lines.append([short(env), *each])
-    return markdown(["", *NAMES.values()], lines)
+    return markdown(["", *(NAMES[rung] for rung in studies.RUNGS)], lines)
 
 
 def overall_table() -> str:
