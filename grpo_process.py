@@ -856,7 +856,7 @@ def play_saved(args: Args) -> None:
 
 @dataclass
 class Options:
-    """Options of a run. docs/results.md has tuned flags."""
+    """Options of a run."""
 
     algorithm: Algorithm
     environment: Environment
