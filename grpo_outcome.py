@@ -70,7 +70,7 @@ class Algorithm:
     ref_update_interval: int = 1  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
-    max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
+    max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
     target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
@@ -148,7 +148,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     weights = batch["weights"]
 
     # Until an iteration's first gradient step ρ is 1: nothing is clipped, the objective is the mean
-    # of Â, and its gradient the policy gradient. Log-ratios are bounded: exp of more overflows.
+    # of Â, and its gradient the policy gradient. Log-ratios are bounded, because exp overflows.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -159,7 +159,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * distribution.entropy()).mean()
     loss = policy_loss
-    if kl_coef > 0:  # a term that weighs nothing costs nothing
+    if kl_coef > 0:  # a term that weighs nothing needs no gradient
         loss = loss + kl_coef * kl
     if ent_coef > 0:
         loss = loss - ent_coef * entropy
@@ -336,7 +336,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
             approx_kl = metrics["losses/approx_kl"]
             gradients = [parameter.grad for parameter in parameters]
             average_over_processes([*gradients, approx_kl])
-            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
                 return mean_metrics(history)
@@ -345,9 +345,9 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def minibatches(batch: dict, minibatch_size: int, rng: np.random.Generator):
-    """All S steps of a batch, shuffled, in equal minibatches of about this size."""
+    """All S steps of a batch, shuffled, in minibatches of about this size (over all processes)."""
     num_steps = len(batch["obs"])
-    num_minibatches = max(1, round(num_steps / minibatch_size))
+    num_minibatches = max(1, round(num_steps * WORLD_SIZE / minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
     order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
     for indices in order.tensor_split(num_minibatches):
@@ -460,7 +460,10 @@ class RunningMeanVar(nn.Module):
             self.var += weight * (var - self.var + (1 - weight) * delta.square())
             self.mean += weight * delta
             self.count += len(part)
-        average_over_processes(self.buffers())
+        own_mean = self.mean.clone()
+        average_over_processes([self.count, self.mean])
+        self.var += (own_mean - self.mean).square()  # the processes' means differ, too
+        average_over_processes([self.var])
 
 
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
@@ -471,7 +474,7 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
-    except (gym.error.Error, ImportError, TypeError, ValueError) as error:
+    except (gym.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
         what = args.env_id
         if args.env_kwargs != "{}":
             what += f" with --env-kwargs '{args.env_kwargs}'"
@@ -559,7 +562,8 @@ def average_over_processes(tensors) -> None:
 
 
 def mean_metrics(history: list[dict]) -> dict[str, float]:
-    return {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
+    means = {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
+    return means | {"losses/minibatches": len(history)}
 
 
 def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
@@ -594,7 +598,7 @@ def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = Non
 
 @dataclass
 class Progress:
-    """How far a run is: with networks and optimizer all that going on with it needs."""
+    """How far a run is. With networks and optimizer it is all that resuming needs."""
 
     iteration: int = 0
     step: int = 0  # environment steps
@@ -608,11 +612,11 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
-        vars(self).update(vars(Progress(**state)))
+        vars(self).update(vars(Progress(**state)))  # which knows no other names
 
 
 class Run:
-    """A run's progress, logs and files. Of torchrun's processes the first has the files."""
+    """A run's progress, logs and files. Of torchrun's processes only the first writes files."""
 
     EVAL_SEED = 10**9  # all runs are evaluated from the same states
     go_on = ""  # how to resume the latest run
@@ -629,7 +633,9 @@ class Run:
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
             if args.render:  # whether that works is better known before training
-                make_env(args, render_mode="human").close()
+                env = make_env(args, render_mode="human")
+                env.reset()
+                env.close()
             if args.capture_video:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
             self.open_logs()
@@ -686,7 +692,7 @@ class Run:
         interval = self.args.eval_interval
         if interval > 0 and progress.step // interval > (progress.step - new_steps) // interval:
             self.evaluate()
-        if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
+        elif time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
 
     def evaluate(self) -> None:
@@ -703,6 +709,7 @@ class Run:
         if returns.mean() > progress.best_return:
             progress.best_return = float(returns.mean())
             save(self.dir / "best.pt", self.args, {"policy": policy.state_dict()})
+        self.save_checkpoint()  # which knows what best.pt is
 
     def save_checkpoint(self) -> None:
         self.writer.flush()
@@ -727,12 +734,12 @@ class Run:
         train_return = float(np.mean(progress.recent_returns))
         rate = progress.step / progress.seconds
         print(f"Trained {progress.step:,} steps in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
-        print(f"Training return, last 100 episodes: {train_return:.2f}")
+        episodes = len(progress.recent_returns)
+        print(f"Training return, last {episodes} episodes: {train_return:.2f}")
         model = self.dir / "model.pt"
         save(model, self.args, {"policy": self.parts["policy"].state_dict()})
         if progress.eval_step < progress.step:
             self.evaluate()
-        self.save_checkpoint()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")

@@ -231,6 +231,7 @@ class Odd(FromFive):
     }
 
     def __init__(self, what):
+        assert what in (*self.actions, "mission"), f"there is no {what}"
         self.action_space = self.actions.get(what, self.action_space)
         if what == "mission":
             image = spaces.Box(0, 1, (2,))
@@ -242,8 +243,14 @@ class Drawn(FromFive):
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 30}
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, missing=None):
         self.render_mode = render_mode
+        self.missing = missing
+
+    def reset(self, **options):
+        if self.missing and self.render_mode == "human":
+            raise gym.error.DependencyNotInstalled(f"{self.missing} is not installed")
+        return super().reset(**options)
 
     def render(self):
         return np.zeros((16, 16, 3), np.uint8)

@@ -18,7 +18,7 @@ from tests.child import ROOT, TINY, both_kinds, curves, env, equal, only_run, re
 from tests.envs import FromFive
 
 CHARTS = ["episodic_return", "episodic_length", "SPS", "learning_rate"]
-LOSSES = ["policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"]
+LOSSES = ["policy_loss", "entropy", "approx_kl", "clipfrac", "grad_norm", "minibatches"]
 TAGS = {f"charts/{x}" for x in CHARTS} | {f"losses/{x}" for x in LOSSES} | {"eval/episodic_return"}
 GRPO_TAGS = {"losses/kl", "group/zero_std_frac", "group/return_std"}
 PPO_TAGS = {"losses/value_loss", "losses/explained_variance"}
@@ -38,7 +38,8 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
     assert re.fullmatch(f"If it stops: {command} --resume {checkpoint}", resume)
     assert re.fullmatch(f"Watch: {command} --evaluate {model} --render", watch)
     steps = int(re.fullmatch(r"Trained (\d+) steps in [\d.]+ s \([\d,]+ steps/s\)", steps)[1])
-    train = float(re.fullmatch(r"Training return, last 100 episodes: (\S+)", train)[1])
+    episodes, train = re.fullmatch(r"Training return, last (\d+) episodes: (\S+)", train).groups()
+    train = float(train)
     greedy = float(EVALUATION.fullmatch(greedy + "\n")[2])
     assert 300 < steps <= 400 and 8 <= train <= 20 and 8 <= greedy <= 20
     *_, bar, end = re.split("[\r\n]", err)  # of the progress, which is shown on no terminal, too
@@ -51,7 +52,8 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
         lengths = points["charts/episodic_length"].values()
         returns = points["charts/episodic_return"].values()
         assert 4 * sum(lengths) == pytest.approx(steps, rel=1e-6)
-        assert np.mean(list(returns)) == pytest.approx(train, abs=0.01)  # of under 100 episodes
+        assert np.mean(list(returns)) == pytest.approx(train, abs=0.01)
+        assert int(episodes) == 4 * len(returns)  # under 100
     events = EventAccumulator(str(run_dir)).Reload()
     assert "hidden_size|8" in str(events.Tensors("hyperparameters/text_summary")[0])
 
@@ -105,11 +107,14 @@ BAD_INPUT = [
     (["--env-kwargs", "{is_slippery: no}"], r"--env-kwargs '\{is_slippery: no\}': Expecting"),
     (["--env-kwargs", "[1]"], r"--env-kwargs '\[1\]': .* must be a mapping, not list"),
     (["--env-kwargs", '{"sise": 3}'], "unexpected keyword argument 'sise'"),
+    (env("Choices", kind="none"), r"""--env-kwargs '{"kind": "none"}': 'none'"""),
+    (env("Odd", what="nothing"), "Cannot make .*Odd-v0.*: there is no nothing"),
     (env("Odd", what="tuple of actions"), "Actions must be Discrete.*Tuple"),
     (env("Odd", what="integer actions"), "Actions must .* Box of floats.*int64"),
     (env("Odd", what="empty range"), "Actions must be .* with low < high.*wrap"),
     (env("Odd", what="mission"), "bservations .*cannot be.*FlatObsWrapper.*'mission'"),
     ([*env("FromFive"), "--render"], "Cannot make .*FromFive-v0.*render_mode"),
+    ([*env("Drawn", missing="pygame"), "--render"], "pygame is not installed"),
     ([*env("FromFive"), "--capture-video"], "Cannot make .*FromFive-v0.*render_mode"),
     (["--gamma", "1.01"], r"--gamma must be from 0 to 1, not 1.01\."),
     (["--learning-rate", "nan"], r"--learning-rate must be from 0 to .*, not nan\."),

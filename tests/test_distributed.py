@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -45,6 +46,9 @@ def _train(script: str, argv: list[str], environ: dict, folder: str) -> None:
 
     def watched_run(run, args, parts):
         seen["parts"] = parts
+        stats = module.RunningMeanVar(1)
+        stats.update(torch.full((5, 1), 10.0 * module.RANK))
+        seen["stats"] = [stats.mean.item(), stats.var.item(), stats.count.item()]
         run_init(run, args, parts)
 
     def watched_update(policy, optimizer, batch, *rest):
@@ -97,7 +101,10 @@ def test_two_processes_average_their_gradients_and_stay_alike(script):
     assert equal(one["parts"], other["parts"])  # weights, statistics, the regression
     for name in ("losses/approx_kl", "losses/grad_norm"):
         assert one["metrics"][name] == other["metrics"][name]
+    assert one["stats"] == other["stats"] == [5, 25, 5]  # of zeros in one and tens in the other
     assert len(one["sizes"]) == len(other["sizes"]) > 1
+    size = np.mean(one["sizes"]) + np.mean(other["sizes"])
+    assert 24 < size < 48  # about 32 together; all take as many as the one with the fewest steps
     steps = one["steps"] + other["steps"]
     assert one["summary"]["steps"] == steps <= 900
     assert one["parts"]["policy"]["obs_stats.count"] == pytest.approx(steps / 2)  # the mean

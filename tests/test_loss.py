@@ -13,7 +13,7 @@ import ppo
 
 OBS = gym.spaces.Box(-1, 1, (3,))
 COEFS = {"clip_coef": 0.2, "kl_coef": 0.0, "ent_coef": 0.0}
-METRICS = {"policy_loss", "kl", "entropy", "approx_kl", "clipfrac", "grad_norm"}
+METRICS = {"policy_loss", "kl", "entropy", "approx_kl", "clipfrac", "grad_norm", "minibatches"}
 
 
 def make_policy(module=grpo_rtg):
@@ -117,21 +117,23 @@ class TestUpdate:
             assert torch.equal(torch.cat(seen[i : i + 4]).sort().values, everything)
         assert not torch.equal(seen[0], seen[4])  # shuffled anew
         assert set(metrics) == {f"losses/{name}" for name in METRICS}
+        assert metrics["losses/minibatches"] == 12
 
     @pytest.mark.parametrize(("size", "number"), [(1, 1), (47, 1), (49, 2), (127, 4)])
     def test_minibatches_have_about_the_size(self, policy, monkeypatch, size, number):
         metrics, seen = self.run(policy, monkeypatch, size=size, update_epochs=1, target_kl=0)
         assert len(seen) == number and np.isfinite(list(metrics.values())).all()
 
-    def test_steps_are_descents_by_the_clipped_gradient(self, policy, monkeypatch):
-        metrics, seen = self.run(policy, monkeypatch, target_kl=0, max_grad_norm=0.3)
+    @pytest.mark.parametrize("limit", [0.3, 0])
+    def test_steps_are_descents_by_the_clipped_gradient(self, policy, monkeypatch, limit):
+        metrics, seen = self.run(policy, monkeypatch, target_kl=0, max_grad_norm=limit)
         by_hand = make_policy()
         norms = []
         for batch, coefs in list(seen):
             slope = gradient(by_hand, grpo_rtg.grpo_loss(by_hand, batch, *coefs)[0])
             norms.append(float(slope.norm()))
             theta = parameters_to_vector(by_hand.parameters())
-            theta = theta - 0.1 * slope * min(1, 0.3 / norms[-1])
+            theta = theta - 0.1 * slope * (min(1, limit / norms[-1]) if limit else 1)
             vector_to_parameters(theta.detach(), by_hand.parameters())
         assert min(norms) < 0.3 < max(norms)
         torch.testing.assert_close(policy.state_dict(), by_hand.state_dict())

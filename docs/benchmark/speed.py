@@ -194,14 +194,6 @@ def cell(results: list[dict], name: str, digits: int = 0) -> str:
     return f"{median(values):,.{digits}f}{spread}"
 
 
-def split(results: list[dict]) -> str:
-    """Shares of rollout, update and the rest in the time of a run."""
-    rollout, update = (
-        100 * median(result[phase] for result in results) for phase in ("rollout", "update")
-    )
-    return f"{rollout:.0f} / {update:.0f} / {100 - rollout - update:.0f}%"
-
-
 def parts(args) -> None:
     first, last = map(int, args.seeds.split("-"))
     columns = []
@@ -242,15 +234,14 @@ def gpu(args) -> None:
         for setting, flags in settings.items():
             results[setting].append(run("script", [*flags, "--seed", seed]))
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
-    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio", end=" ")
-    print("| --cuda: rollout / update / rest | peak MiB on the GPU |\n|-|-|-|-|-|-|-|")
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | peak MiB |")
+    print("|-|-|-|-|-|-|")
     for (width, groups, device), rows in results.items():
         if device == "--cuda":
             on_cpu = results[width, groups, "--no-cuda"]
             ratios = [{"ratio": row["rate"] / cpu["rate"]} for row, cpu in zip(rows, on_cpu)]
             cells = [cell(on_cpu, "rate"), cell(rows, "rate"), cell(ratios, "ratio", 2)]
-            cells += [split(rows), cell(rows, "gpu_peak", 1)]
-            print(f"| {width} | {groups} | {' | '.join(cells)} |")
+            print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
 
 
 TABLES = {table.__name__: table for table in (parts, gpu)}
