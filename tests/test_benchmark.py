@@ -167,6 +167,9 @@ def test_statistics_of_the_report(load):
     assert report.improvement(np.array([1.0, 2]), np.array([1.0, 1])) == 0.75  # a tie is half
     of = map(np.array, ([2.0], [0.0, 1], [1.0], [0.5]))
     assert report.improvement(*of) == 0.75  # 1 there, 0.5 here
+    near = np.array([1.0]), np.array([0.991])
+    assert report.improvement(*near) == 0.5  # as good as equal
+    assert report.gain(*map(np.array, ([2.0], [4.0], [1.0], [3.0]))) == 1  # 3 instead of 2
     assert report.interval([np.full(3, 7.0)], report.iqm) == (7, 7, 7)
 
 
@@ -189,8 +192,10 @@ def test_tables_of_the_report(load, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     head, _, *lines = report.ladder_table().splitlines()
     assert head.startswith("|  | outcome |") and lines == ["| CartPole |" + " 1.00 |" * 8]
-    overall = "| outcome | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | -0.05 [-0.05, -0.05] | "
-    assert overall in report.overall_table()
+    same = "1.00 [1.00, 1.00] | "
+    assert f"| outcome | {3 * same}-0.05 [-0.05, -0.05] |" in report.overall_table()
+    same = "0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] | 0.50 [0.50, 0.50] | "
+    assert f"| `group` | {same}" in report.gains_table()
     page = "a\n<!-- table ladder -->\nold\n<!-- end -->\n<!-- table other -->\nb\n<!-- end -->"
     assert report.with_tables(page).endswith("<!-- table other -->\nb\n<!-- end -->")
     assert lines[0] in report.with_tables(page)

@@ -52,6 +52,7 @@ NAMES = {  # of the rungs, and of what stands beside them, in tables and figures
     "process": "beside: process",
 }
 RESAMPLES = 2000
+TIE = 0.01  # scores that differ by less are as good as equal: all who stand still do it alike
 ENOUGH = 5  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1).
 # Pendulum has none: -200.
@@ -94,9 +95,15 @@ def improvement(*samples) -> float:
     half = len(samples) // 2
     chances = []
     for ours, theirs in zip(samples[:half], samples[half:]):
-        better = ours[:, None] > theirs
-        chances.append((better + 0.5 * (ours[:, None] == theirs)).mean())
+        ahead = ours[:, None] - theirs
+        chances.append((ahead > TIE).mean() + 0.5 * (np.abs(ahead) <= TIE).mean())
     return float(np.mean(chances))
+
+
+def gain(*samples) -> float:
+    """By how much the IQM of the first half's environments exceeds that of the second half's."""
+    half = len(samples) // 2
+    return pooled_iqm(*samples[:half]) - pooled_iqm(*samples[half:])
 
 
 def load(study: str) -> dict[str, dict[str, list[dict]]]:
@@ -157,23 +164,38 @@ def ladder_table() -> str:
 
 
 def overall_table() -> str:
-    """A row for each rung: its score over all environments, and against PPO run by run."""
+    """A row for each rung: its score over all environments."""
     table = load_ladder()
+    most = [env for env in table if env != "MountainCarContinuous-v0"]
+    cells = [(table, "greedy", pooled_iqm), (table, "greedy", mean), (most, "greedy", mean)]
     lines = []
     for rung, name in NAMES.items():
-        if not all(rung in rungs for rungs in table.values()):
-            continue
-        line = [name]
-        for column, statistic in (("greedy", pooled_iqm), ("greedy", mean), ("curve", pooled_iqm)):
-            samples = [scores(env, table[env][rung], column) for env in table]
-            line.append(with_interval(interval(samples, statistic)))
-        for column in ("greedy", "train_return"):
-            ours = [values(table[env][rung], column) for env in table]
-            theirs = [values(table[env]["PPO"], column) for env in table]
-            chance = with_interval(interval(ours + theirs, improvement))
-            line.append("–" if rung == "PPO" else chance)
+        if all(rung in rungs for rungs in table.values()):
+            line = [name]
+            for envs, column, statistic in (*cells, (table, "curve", pooled_iqm)):
+                samples = [scores(env, table[env][rung], column) for env in envs]
+                line.append(with_interval(interval(samples, statistic)))
+            lines.append(line)
+    head = ["rung", "IQM, greedy", "mean, greedy", "mean without MountainCarC."]
+    return markdown([*head, "IQM, while learning"], lines)
+
+
+def gains_table() -> str:
+    """A row for each rung: what it gains over the one above it, and how often it beats PPO."""
+    table = load_ladder()
+    lines = []
+    above = None
+    for rung in list(studies.RUNGS)[:-1]:
+        line = [NAMES[rung]]
+        compared = [(gain, above, "greedy"), (gain, above, "curve")]
+        compared += [(improvement, "PPO", "greedy"), (improvement, "PPO", "train_return")]
+        for statistic, other, column in compared:
+            rungs = (rung, other) if other else ()
+            samples = [scores(env, table[env][each], column) for each in rungs for env in table]
+            line.append(with_interval(interval(samples, statistic)) if samples else "–")
         lines.append(line)
-    head = ["rung", "IQM, greedy", "mean, greedy", "IQM, while learning"]
+        above = rung
+    head = ["rung", "gain in IQM, greedy", "while learning"]
     return markdown([*head, "beats `ppo.py`, greedy", "in training"], lines)
 
 
@@ -469,6 +491,7 @@ def use_style() -> None:
 TABLES = {
     "ladder": ladder_table,
     "overall": overall_table,
+    "gains": gains_table,
     "returns": returns_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
