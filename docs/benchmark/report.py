@@ -205,15 +205,16 @@ def returns_table() -> str:
     for env, rungs in load_ladder().items():
         digits = 2 if env == "FrozenLake-v1" else 0 if env in studies.MUJOCO else 1
         for rung, rows in rungs.items():
-            cells = [
+            greedy, training = (
                 with_interval(interval([values(rows, column)], iqm), digits)
-                for column in ("greedy", "sampled", "train_return")
-            ]
+                for column in ("greedy", "train_return")
+            )
+            sampled = f"{iqm(values(rows, 'sampled')):z.{digits}f}"
             first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
             name = NAMES[rung]
             if len(rows) < len(rungs["PPO"]):
                 name += f", {len(rows)} seeds"
-            lines.append([first, name, *cells])
+            lines.append([first, name, greedy, sampled, training])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
 
