@@ -147,6 +147,25 @@ def ladder():
                 yield env, rung, seed, command(env, script, flags, seed)
 
 
+CHANGES = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
+CHANGES += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 0"]
+CHANGES += ["--ent-coef 0.01", "--norm-obs"]
+PARTITIONS = {  # of the ladder's episodes: groups of two, and one group
+    "CartPole-v1": ["--num-groups 16 --group-size 2", "--num-groups 1 --group-size 32"],
+    "LunarLander-v3": ["--num-groups 8 --group-size 2", "--num-groups 1 --group-size 16"],
+}
+
+
+def ablations():
+    """The ladder's timestep with options changed that all variants share; its outcome with one."""
+    for seed in SEEDS[:5]:
+        for env, partitions in PARTITIONS.items():
+            changed = [("timestep", options) for options in CHANGES + partitions]
+            for rung, options in [*changed, ("outcome", "--no-seed-groups")]:
+                flags = f"{rung_flags(env, rung, LADDER_SHAPE[env])} {options}"
+                yield env, f"{rung}: {options}", seed, command(env, RUNGS[rung], flags, seed)
+
+
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
 
 
@@ -220,4 +239,4 @@ def fair():
 
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
-STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples}
+STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
