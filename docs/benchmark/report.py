@@ -336,6 +336,22 @@ def choices_table() -> str:
     return markdown(["environment", "choice", "greedy", "training", "seeds"], lines)
 
 
+def ablations_table() -> str:
+    """A row for each changed option, between what the ladder has: training returns."""
+    found = load("ablations")
+    ladder = load_ladder()
+    for env, settings in found.items():
+        unchanged = {rung: ladder[env][rung] for rung in ("timestep", "outcome")}
+        found[env] = {"timestep": unchanged["timestep"]} | settings | unchanged
+    lines = []
+    for name in next(iter(found.values())):
+        line = [re.sub("(timestep|--.*)", r"`\1`", name)]
+        for settings in found.values():
+            line.append(with_interval(interval([values(settings[name], "train_return")], iqm), 0))
+        lines.append(line)
+    return markdown(["changed", *(short(env) for env in found)], lines)
+
+
 def fair_table() -> str:
     """A row for each environment and setting of PPO: every tuning seed's greedy return."""
     lines = []
@@ -501,6 +517,7 @@ TABLES = {
     "commands": commands_table,
     "features": features_table,
     "choices": choices_table,
+    "ablations": ablations_table,
     "fair": fair_table,
     "examples": examples_table,
     "tuning": tuning_table,

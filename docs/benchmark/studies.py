@@ -147,12 +147,18 @@ def ladder():
                 yield env, rung, seed, command(env, script, flags, seed)
 
 
-CHANGES = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
-CHANGES += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 0"]
-CHANGES += ["--ent-coef 0.01", "--norm-obs"]
-PARTITIONS = {  # of the ladder's episodes: groups of two, and one group
-    "CartPole-v1": ["--num-groups 16 --group-size 2", "--num-groups 1 --group-size 32"],
-    "LunarLander-v3": ["--num-groups 8 --group-size 2", "--num-groups 1 --group-size 16"],
+OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
+OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 0"]
+OPTIONS += ["--ent-coef 0.01", "--norm-obs"]
+PARTITIONS = {  # of the ladder's episodes
+    "CartPole-v1": {
+        "groups of two": "--num-groups 16 --group-size 2",
+        "one group": "--num-groups 1 --group-size 32",
+    },
+    "LunarLander-v3": {
+        "groups of two": "--num-groups 8 --group-size 2",
+        "one group": "--num-groups 1 --group-size 16",
+    },
 }
 
 
@@ -160,10 +166,12 @@ def ablations():
     """The ladder's timestep with options changed that all variants share; its outcome with one."""
     for seed in SEEDS[:5]:
         for env, partitions in PARTITIONS.items():
-            changed = [("timestep", options) for options in CHANGES + partitions]
-            for rung, options in [*changed, ("outcome", "--no-seed-groups")]:
+            changes = {options: options for options in OPTIONS} | partitions
+            tried = [("timestep", name, options) for name, options in changes.items()]
+            tried.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
+            for rung, name, options in tried:
                 flags = f"{rung_flags(env, rung, LADDER_SHAPE[env])} {options}"
-                yield env, f"{rung}: {options}", seed, command(env, RUNGS[rung], flags, seed)
+                yield env, name, seed, command(env, RUNGS[rung], flags, seed)
 
 
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
