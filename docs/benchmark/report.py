@@ -154,6 +154,12 @@ def with_interval(point: tuple[float, float, float], digits: int = 2) -> str:
     return "{:z.{n}f} [{:z.{n}f}, {:z.{n}f}]".format(*point, n=digits)
 
 
+def typical(env: str, rows: list[dict], column: str) -> str:
+    """The interquartile mean of returns, with its interval."""
+    digits = 2 if env == "FrozenLake-v1" else 0 if env in studies.MUJOCO else 1
+    return with_interval(interval([values(rows, column)], iqm), digits)
+
+
 def ladder_table() -> str:
     """A row for each environment: the score at each rung."""
     lines = []
@@ -205,15 +211,12 @@ def returns_table() -> str:
     for env, rungs in load_ladder().items():
         digits = 2 if env == "FrozenLake-v1" else 0 if env in studies.MUJOCO else 1
         for rung, rows in rungs.items():
-            greedy, training = (
-                with_interval(interval([values(rows, column)], iqm), digits)
-                for column in ("greedy", "train_return")
-            )
             sampled = f"{iqm(values(rows, 'sampled')):z.{digits}f}"
             first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
             name = NAMES[rung]
             if len(rows) < len(rungs["PPO"]):
                 name += f", {len(rows)} seeds"
+            greedy, training = (typical(env, rows, column) for column in ("greedy", "train_return"))
             lines.append([first, name, greedy, sampled, training])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
@@ -327,11 +330,7 @@ def choices_table() -> str:
     lines = []
     for env, settings in load("choices").items():
         for name, rows in settings.items():
-            digits = 2 if env == "FrozenLake-v1" else 0
-            cells = [
-                with_interval(interval([values(rows, column)], iqm), digits)
-                for column in ("greedy", "train_return")
-            ]
+            cells = [typical(env, rows, column) for column in ("greedy", "train_return")]
             lines.append([short(env), name, *cells, str(len(rows))])
     return markdown(["environment", "choice", "greedy", "training", "seeds"], lines)
 
@@ -346,8 +345,7 @@ def ablations_table() -> str:
     lines = []
     for name in next(iter(found.values())):
         line = [re.sub("(timestep|--.*)", r"`\1`", name)]
-        for settings in found.values():
-            line.append(with_interval(interval([values(settings[name], "train_return")], iqm), 0))
+        line += [typical(env, found[env][name], "train_return") for env in found]
         lines.append(line)
     return markdown(["changed", *(short(env) for env in found)], lines)
 
