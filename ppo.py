@@ -25,7 +25,6 @@ identical in all files.
 """
 
 import inspect
-import io
 import json
 import os
 import shlex
@@ -47,7 +46,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-RANK = int(os.environ.get("RANK", 0))  # of torchrun's processes, this one's number
+RANK = int(os.environ.get("RANK", 0))  # this process's number under torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
 
 
@@ -190,7 +189,7 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
 
-        The noise is NumPy's: a GPU samples as the CPU does, and a resumed run repeats itself.
+        The noise is NumPy's, so that a GPU samples as the CPU does.
         """
         obs = torch.from_numpy(obs).to(next(self.parameters()).device)
         per_action = self(obs).base_dist
@@ -298,33 +297,34 @@ def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: 
 
 
 def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
-    """K passes over a flat batch, a gradient step a minibatch; returns the metrics' means."""
+    """A gradient step a minibatch, until --target-kl ends them; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    for _ in range(args.update_epochs):
-        for minibatch in minibatches(batch, args.minibatch_size, rng):
-            loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
-            optimizer.zero_grad()
-            loss.backward()
-            approx_kl = metrics["losses/approx_kl"]
-            gradients = [parameter.grad for parameter in parameters]
-            average_over_processes([*gradients, approx_kl])
-            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
-            history.append(metrics | {"losses/grad_norm": grad_norm})
-            if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
-                return mean_metrics(history)
-            optimizer.step()
-    return mean_metrics(history)
+    for minibatch in minibatches(batch, args, rng):
+        loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
+        optimizer.zero_grad()
+        loss.backward()
+        approx_kl = metrics["losses/approx_kl"]
+        gradients = [parameter.grad for parameter in parameters]
+        average_over_processes([*gradients, approx_kl])  # in place: all take the same step
+        grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
+        history.append(metrics | {"losses/grad_norm": grad_norm})
+        if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
+            break
+        optimizer.step()
+    means = {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
+    return means | {"losses/minibatches": len(history)}
 
 
-def minibatches(batch: dict, minibatch_size: int, rng: np.random.Generator):
-    """All S steps of a batch, shuffled, in minibatches of about this size (over all processes)."""
+def minibatches(batch: dict, args: Args, rng: np.random.Generator):
+    """--update-epochs passes over a batch's S steps, shuffled, in about --minibatch-size steps."""
     num_steps = len(batch["obs"])
-    num_minibatches = max(1, round(num_steps * WORLD_SIZE / minibatch_size))
+    num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
-    order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
-    for indices in order.tensor_split(num_minibatches):
-        yield {name: x[indices] for name, x in batch.items()}
+    for _ in range(args.update_epochs):  # line 10 of Algorithm 1
+        order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
+        for indices in order.tensor_split(num_minibatches):
+            yield {name: x[indices] for name, x in batch.items()}
 
 
 def train(args: Args) -> dict:
@@ -340,13 +340,12 @@ def train(args: Args) -> dict:
     optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     run = Run(args, {"policy": policy, "optimizer": optimizer})
     progress = run.progress
-    rng = np.random.default_rng([args.seed, RANK, progress.iteration, 1])
-    running = Running(envs, rng)
-    if args.resume is not None:
+    running = Running(envs, np.random.default_rng([args.seed, RANK, progress.iteration, 1]))
+    if args.resume is not None and RANK == 0:
         print("The episodes that were under way start anew.")
     new_steps = args.num_envs * args.num_steps
     while progress.step + new_steps <= args.total_timesteps:
-        seed = [args.seed, RANK, progress.iteration]  # so that a resumed run repeats it
+        seed = [args.seed, RANK, progress.iteration]  # of this iteration
         rng = np.random.default_rng(seed)
         np.random.seed(seed)
         steps = collect_steps(running, policy, args.num_steps, rng)  # π_old is π_θ until update
@@ -442,6 +441,10 @@ class RunningMeanVar(nn.Module):
         average_over_processes([self.var])
 
 
+# what gym.make raises for a wrong name or argument
+MISTAKES = (gym.error.Error, ImportError, OSError, TypeError, ValueError, KeyError, AssertionError)
+
+
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
     """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
     try:
@@ -450,11 +453,11 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
         env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
         if video_dir is not None:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
-    except (gym.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
+    except MISTAKES as error:
         what = args.env_id
         if args.env_kwargs != "{}":
             what += f" with --env-kwargs '{args.env_kwargs}'"
-        why = " ".join(str(error).split())
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"Cannot make {what}: {why}") from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
@@ -531,7 +534,6 @@ def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
 def average_over_processes(tensors) -> None:
     """Under torchrun replace tensors, in place, by their mean over the processes."""
     if dist.is_initialized():
-        tensors = list(tensors)
         vector = nn.utils.parameters_to_vector(tensors)
         dist.all_reduce(vector)
         nn.utils.vector_to_parameters(vector / WORLD_SIZE, tensors)
@@ -560,17 +562,12 @@ def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | 
         next_obs = [o for o, on in zip(next_obs, goes_on) if on]
 
 
-def mean_metrics(history: list[dict]) -> dict[str, float]:
-    means = {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
-    return means | {"losses/minibatches": len(history)}
-
-
 def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
     """Play --eval-episodes episodes, number i from reset(seed=seed + i); their returns."""
     np.random.seed(seed % 2**32)
     if args.render:
         envs = [make_env(args, render_mode="human")]
-    elif video_dir is not None:
+    elif args.capture_video:
         envs = [make_env(args, video_dir, render_mode="rgb_array")]
     else:
         envs = [make_env(args) for _ in range(min(args.eval_episodes, 20))]
@@ -590,14 +587,14 @@ def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = Non
     kind = "Greedy" if args.greedy else "Sampled"
     mean = f"{returns.mean():.2f} ± {returns.std():.2f}"
     tqdm.write(f"{kind} evaluation, {len(returns)} episodes: return {mean}")
-    if video_dir is not None:
+    if args.capture_video:
         tqdm.write(f"Videos: {video_dir}")
     return returns
 
 
 @dataclass
 class Progress:
-    """How far a run is. With networks and optimizer it is all that resuming needs."""
+    """How far a run is; checkpoints keep it beside the networks."""
 
     iteration: int = 0
     step: int = 0  # environment steps
@@ -692,9 +689,7 @@ class Run:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
         progress = self.progress
         policy = self.parts["policy"]
-        video_dir = None
-        if self.args.capture_video:
-            video_dir = self.dir / "videos" / str(progress.step)
+        video_dir = self.dir / "videos" / str(progress.step)
         returns = evaluate(policy, self.args, self.EVAL_SEED, video_dir)
         progress.eval_returns = returns.tolist()
         progress.eval_step = progress.step
@@ -747,12 +742,10 @@ class Run:
 
 def save(path: Path, args: Args, states: dict) -> None:
     """Write a file whole or not at all: a kill or a full disk leaves the one before."""
-    buffer = io.BytesIO()
-    torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, buffer)
     part = path.with_suffix(".part")
     try:
         with open(part, "wb") as file:
-            file.write(buffer.getbuffer())
+            torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -778,6 +771,8 @@ def load(path: str, parts: dict | None = None) -> dict:
         why = "it is not whole, or of other options or another version of the script"
         if isinstance(error, UserError | OSError):
             why = error
+        elif isinstance(error, KeyError):
+            why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
         raise UserError(f"Cannot use {path}: {why}") from error
     return states
 
@@ -799,9 +794,9 @@ def command(option: str, path: Path, args: Args) -> str:
 
 def check_args(args: Args) -> None:
     """UserError if an option is out of range, or processes cannot share the environments."""
-    lowest = {"log_std_init": -20, "num_steps": 2}
+    lowest = {"num_steps": 2, "log_std_init": -20, "minibatch_size": WORLD_SIZE}
     lowest |= dict.fromkeys(("total_timesteps", "num_envs", "update_epochs"), 1)
-    lowest |= dict.fromkeys(("minibatch_size", "hidden_size", "num_threads", "eval_episodes"), 1)
+    lowest |= dict.fromkeys(("hidden_size", "num_threads", "eval_episodes"), 1)
     highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     highest |= {"gae_lambda": 1}
     for name, value in asdict(args).items():
@@ -819,7 +814,7 @@ def check_args(args: Args) -> None:
 def defaults(given: Args) -> Args:
     """The defaults of options not given: with --resume and --evaluate those of the file."""
     args = Args()
-    path = given.resume or given.evaluate
+    path = given.evaluate or given.resume
     if path:
         args = load(path)["args"]
         if ":" in args.env_id and args.env_id != given.env_id:
@@ -839,9 +834,7 @@ def play_saved(args: Args) -> None:
     policy = ActorCritic(env.observation_space, env.action_space, args)
     load(args.evaluate, {"policy": policy})
     env.close()
-    video_dir = None
-    if args.capture_video:
-        video_dir = Path(args.evaluate).parent / "videos" / timestamp()
+    video_dir = Path(args.evaluate).parent / "videos" / timestamp()
     evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
 
 

@@ -3,6 +3,8 @@
 Used as they are, or by their ids: "tests.envs:Countdown-v0".
 """
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -222,7 +224,7 @@ class Unknown(spaces.Space):
 
 
 class Odd(FromFive):
-    """Has a space that the scripts do not take."""
+    """Has a space that the scripts do not take, or cannot be made."""
 
     actions = {
         "tuple of actions": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
@@ -231,6 +233,8 @@ class Odd(FromFive):
     }
 
     def __init__(self, what):
+        if what.endswith(".xml"):
+            Path(what).read_text()
         assert what in (*self.actions, "mission"), f"there is no {what}"
         self.action_space = self.actions.get(what, self.action_space)
         if what == "mission":

@@ -168,7 +168,8 @@ def test_under_torchrun_a_lost_process_ends_the_run_and_the_printed_command_resu
     assert step < read(only_run() / "checkpoint.pt")["progress"]["step"] <= step + 900
 
 
-def test_groups_that_cannot_be_split_are_refused(refused, monkeypatch):
+def test_groups_and_minibatches_that_cannot_be_split_are_refused(refused, monkeypatch):
     for script, option in (("grpo_rtg", "--num-groups"), ("ppo", "--num-envs")):
         monkeypatch.setattr(importlib.import_module(script), "WORLD_SIZE", 2)
         refused(f"{option} must be a multiple of the 2 processes", script, option, 3)
+        refused("--minibatch-size must be from 2 to", script, "--minibatch-size", 1)

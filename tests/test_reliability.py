@@ -264,22 +264,31 @@ class TestFiles:
         torch.save(saved | {"args": saved["args"] | {"hidden_size": 32}}, "another_network.pt")
         self.refused(cli, "nowhere.pt", "No such file or directory")
         self.refused(cli, "folder.pt", "Is a directory")
-        for name in ("text", "empty", "truncated", "tensor", "foreign"):
+        for name in ("text", "empty", "truncated", "tensor"):
             self.refused(cli, f"{name}.pt", rf"{self.UNFIT}|\[Errno 22\] Invalid argument$")
+        self.refused(cli, "foreign.pt", "it has no 'script'; --resume takes")
         self.refused(cli, "another_network.pt")
-        another_version = [{x: y for x, y in saved.items() if x != key} for key in saved]
-        another_version += [saved | {"progress": saved["progress"] | {"colour": 1}}]
-        for states in another_version:
-            torch.save(states, "another_version.pt")
-            self.refused(cli, "another_version.pt", options=["--resume"])
+        for key in saved:
+            torch.save({x: y for x, y in saved.items() if x != key}, "another_version.pt")
+            lacks = f"it has no '{key}'; --resume takes a checkpoint.pt"
+            self.refused(cli, "another_version.pt", lacks, options=["--resume"])
+        torch.save(saved | {"progress": saved["progress"] | {"colour": 1}}, "another_version.pt")
+        self.refused(cli, "another_version.pt", options=["--resume"])
         for args in saved["args"] | {"colour": 1}, {"gamma": 1}:
             torch.save(saved | {"args": args}, "another_version.pt")
             self.refused(cli, "another_version.pt", "made by another version of the script$")
         self.refused(cli, whole, self.UNFIT, "--env-id", "Acrobot-v1")
         self.refused(cli, whole, self.UNFIT, "--hidden-size", 16)
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="ppo")
-        self.refused(cli, run_dir / "model.pt", options=["--resume"])  # which has no optimizer
+        self.refused(cli, run_dir / "model.pt", "it has no 'reference'", options=["--resume"])
         assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+
+    def test_evaluate_has_the_options_of_its_own_file(self, finished):
+        module, run_dir = importlib.import_module("grpo_rtg"), finished("grpo_rtg")
+        saved = read(run_dir / "checkpoint.pt")
+        torch.save(saved | {"args": saved["args"] | {"norm_obs": False}}, "other.pt")
+        given = module.Args(resume="other.pt", evaluate=str(run_dir / "model.pt"))
+        assert module.defaults(given).norm_obs
 
     def test_a_strangers_file_runs_no_code(self, cli, finished, monkeypatch):
         class Attack:

@@ -52,14 +52,13 @@ class Critic(nn.Module):
             left = 1 - self.step / args.total_timesteps
             self.optimizer.param_groups[0]["lr"] = args.learning_rate * left
         rng = grpo_rtg.np.random.default_rng(self.step)
-        for _ in range(args.update_epochs):
-            for minibatch in grpo_rtg.minibatches(batch, args.minibatch_size, rng):
-                value = self.net(minibatch["obs"]).squeeze(-1)
-                loss = 0.5 * (value - minibatch["returns"]).square().mean()
-                self.optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.net.parameters(), args.max_grad_norm)
-                self.optimizer.step()
+        for minibatch in grpo_rtg.minibatches(batch, args, rng):
+            value = self.net(minibatch["obs"]).squeeze(-1)
+            loss = 0.5 * (value - minibatch["returns"]).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.net.parameters(), args.max_grad_norm)
+            self.optimizer.step()
         self.obs_stats.update(episodes.obs)
         self.step += len(obs)
         return values
