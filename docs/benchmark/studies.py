@@ -150,26 +150,19 @@ def ladder():
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
 OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 0"]
 OPTIONS += ["--ent-coef 0.01", "--norm-obs"]
-PARTITIONS = {  # of the ladder's episodes
-    "CartPole-v1": {
-        "groups of two": "--num-groups 16 --group-size 2",
-        "one group": "--num-groups 1 --group-size 32",
-    },
-    "LunarLander-v3": {
-        "groups of two": "--num-groups 8 --group-size 2",
-        "one group": "--num-groups 1 --group-size 16",
-    },
-}
+EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLander-v3": 16}
 
 
 def ablations():
     """The ladder's timestep with options changed that all variants share; its outcome with one."""
     for seed in SEEDS[:5]:
-        for env, partitions in PARTITIONS.items():
-            changes = {options: options for options in OPTIONS} | partitions
-            tried = [("timestep", name, options) for name, options in changes.items()]
-            tried.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
-            for rung, name, options in tried:
+        for env, episodes in EPISODES.items():  # of an iteration, in the ladder
+            changes = [("timestep", options, options) for options in OPTIONS]
+            pairs = f"--num-groups {episodes // 2} --group-size 2"
+            changes.append(("timestep", "groups of two", pairs))
+            changes.append(("timestep", "one group", f"--num-groups 1 --group-size {episodes}"))
+            changes.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
+            for rung, name, options in changes:
                 flags = f"{rung_flags(env, rung, LADDER_SHAPE[env])} {options}"
                 yield env, name, seed, command(env, RUNGS[rung], flags, seed)
 
