@@ -337,9 +337,11 @@ def choices_table() -> str:
 
 def ablations_table() -> str:
     """A row for each changed option, between what the ladder has: training returns."""
-    found = load("ablations")
+    found = {}
     ladder = load_ladder()
-    for env, settings in found.items():
+    for env, settings in load("ablations").items():
+        if min(len(rows) for rows in settings.values()) < ENOUGH:
+            continue
         unchanged = {rung: ladder[env][rung] for rung in ("timestep", "outcome")}
         found[env] = {"timestep": unchanged["timestep"]} | settings | unchanged
     lines = []
