@@ -28,6 +28,7 @@ early stopping by KL (--target-kl), gradient clipping, a falling learning rate, 
 """
 
 import inspect
+import io
 import json
 import os
 import shlex
@@ -336,7 +337,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """A gradient step a minibatch, until --target-kl ends them; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    for minibatch in minibatches(batch, args, rng):
+    for minibatch in minibatches(batch, args, rng):  # line 10 of Algorithm 1: μ passes
         loss, metrics = grpo_loss(policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef)
         optimizer.zero_grad()
         loss.backward()
@@ -353,11 +354,11 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """--update-epochs passes over a batch's S steps, shuffled, in about --minibatch-size steps."""
+    """--update-epochs passes over all S steps, shuffled; --minibatch-size: over all processes."""
     num_steps = len(batch["obs"])
     num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
-    for _ in range(args.update_epochs):  # line 10 of Algorithm 1
+    for _ in range(args.update_epochs):
         order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
         for indices in order.tensor_split(num_minibatches):
             yield {name: x[indices] for name, x in batch.items()}
@@ -759,10 +760,12 @@ class Run:
 
 def save(path: Path, args: Args, states: dict) -> None:
     """Write a file whole or not at all: a kill or a full disk leaves the one before."""
+    buffer = io.BytesIO()  # torch.save does not say that a disk is full
+    torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, buffer)
     part = path.with_suffix(".part")
     try:
         with open(part, "wb") as file:
-            torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, file)
+            file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
