@@ -209,15 +209,14 @@ def returns_table() -> str:
     """A row for each environment and rung: greedy, sampled and training returns."""
     lines = []
     for env, rungs in load_ladder().items():
-        digits = 2 if env == "FrozenLake-v1" else 0 if env in studies.MUJOCO else 1
         for rung, rows in rungs.items():
-            sampled = f"{iqm(values(rows, 'sampled')):z.{digits}f}"
             first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
             name = NAMES[rung]
             if len(rows) < len(rungs["PPO"]):
                 name += f", {len(rows)} seeds"
-            greedy, training = (typical(env, rows, column) for column in ("greedy", "train_return"))
-            lines.append([first, name, greedy, sampled, training])
+            columns = ("greedy", "sampled", "train_return")
+            greedy, sampled, training = (typical(env, rows, column) for column in columns)
+            lines.append([first, name, greedy, sampled.split()[0], training])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
 
