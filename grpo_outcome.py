@@ -288,8 +288,7 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
 
     lengths = members.bincount()  # [K·G]
     ends = lengths.cumsum(dim=0)
-    starts = ends - lengths
-    first_obs = obs[starts].view(*shape, -1)
+    first_obs = obs[ends - lengths].view(*shape, -1)
     if seed_groups and (first_obs != first_obs[:, :1]).any():
         why = "ignores reset(seed), or its constructor draws at random"
         raise UserError(f"{envs[0]} {why}: fix that, or --no-seed-groups.")
@@ -327,7 +326,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """A gradient step a minibatch, until --target-kl ends them; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    for minibatch in minibatches(batch, args, rng):  # line 10 of Algorithm 1: μ passes
+    for minibatch in minibatches(batch, args, rng):  # line 10 of Algorithm 1
         loss, metrics = grpo_loss(policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef)
         optimizer.zero_grad()
         loss.backward()
