@@ -176,6 +176,14 @@ def test_cuda_without_a_gpu_warns_and_trains_on_the_cpu(cli):
     assert "Device: CPU\n" in out
 
 
+@both_kinds
+def test_torchrun_needs_a_gpu_for_each_process(script, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    refused("a GPU for each process", script, "--cuda", *TINY[script])
+
+
 def test_tied_groups_say_once_that_there_is_no_signal(cli):
     """Every member of MountainCar's groups times out with the same return."""
     args = ["--env-id", "MountainCar-v0", "--gamma", 1.0, "--baseline", "timestep"]

@@ -52,3 +52,19 @@ def test_a_whole_run(script, cli):
     status, out, err = cli(script, *flags)
     assert status == 0 and torch.cuda.get_device_name() in out and "Trained" in out, err
     assert "WARNING" not in out + err
+
+
+@child.both_kinds
+def test_a_gpus_run_goes_on_there_and_on_a_cpu(script, cli):
+    """On the GPU as if it had not stopped; but the running episodes of ppo.py start anew."""
+    command = [*child.TINY[script], "--norm-obs", "--no-anneal-lr", "--cuda"]
+    assert cli(script, *command, "--total-timesteps", 800)[0] == 0
+    whole = child.only_run().rename("whole")
+    assert cli(script, *command)[0] == 0
+    checkpoint, model = (child.only_run() / name for name in ("checkpoint.pt", "model.pt"))
+    assert "Greedy evaluation" in cli(script, "--evaluate", model)[1]
+    assert cli(script, "--resume", checkpoint, "--total-timesteps", 800)[0] == 0
+    resumed = child.read(model)["policy"]
+    assert script == "ppo" or child.equal(resumed, child.read(whole / "model.pt")["policy"])
+    status, out, err = cli(script, "--resume", checkpoint, "--total-timesteps", 1200, "--no-cuda")
+    assert status == 0 and "Device: CPU" in out, err

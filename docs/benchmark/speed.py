@@ -5,15 +5,15 @@ Stable-Baselines3 and CleanRL.
     python docs/benchmark/speed.py parts
     python docs/benchmark/speed.py gpu
 
-Every run is a process of its own with one thread; runs take turns. Figures are medians over seeds,
-in brackets the range.
+Every run is a process of its own with one thread. Figures are medians over seeds, in brackets the
+range.
 
 parts: where the time of grpo_rtg.py goes, in microseconds per environment step; timers stand around
 the functions that are named. The environment alone: gym.make, random actions, one core.
 
 gpu: grpo_rtg.py with one pass over minibatches of 64 steps an iteration, and a learning rate of
 next to nothing, so that all runs have the same short episodes (about 22 steps); with and without
---cuda.
+--cuda, side by side.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +36,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 SCRIPTS = ["grpo_outcome", "grpo_process", "grpo_rtg", "ppo"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+DEVICES = ("--no-cuda", "--cuda")
 PARTS = {  # of an iteration of grpo_rtg.py
     "steps": "rollout: the environments' steps and resets, lists, the flat batch",
     "sampling": "rollout: `act`, observations to actions",
@@ -224,24 +226,25 @@ def gpu(args) -> None:
     if not torch.cuda.is_available():
         print("speed.py: torch finds no GPU.", file=sys.stderr)
         sys.exit(2)
-    settings = {}
-    for width in (64, 256, 1024):
-        for groups in (1, 4, 16, 64):
-            for device in ("--no-cuda", "--cuda"):
-                settings[width, groups, device] = [*short_episodes(width, groups, 16), device]
-    results = {setting: [] for setting in settings}
-    for seed in ("1", "2", "3"):
-        for setting, flags in settings.items():
-            results[setting].append(run("script", [*flags, "--seed", seed]))
+    first, last = map(int, args.seeds.split("-"))
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
     print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | peak MiB |")
     print("|-|-|-|-|-|-|")
-    for (width, groups, device), rows in results.items():
-        if device == "--cuda":
-            on_cpu = results[width, groups, "--no-cuda"]
-            ratios = [{"ratio": row["rate"] / cpu["rate"]} for row, cpu in zip(rows, on_cpu)]
-            cells = [cell(on_cpu, "rate"), cell(rows, "rate"), cell(ratios, "ratio", 2)]
-            print(f"| {width} | {groups} | {' | '.join(cells)} | {cell(rows, 'gpu_peak', 1)} |")
+    for width in (64, 256, 1024):
+        for groups in (1, 8, 64):
+            flags = short_episodes(width, groups, 16)
+            on_cpu, on_gpu, ratios = [], [], []
+            for seed in range(first, last + 1):
+                seeded = [*flags, "--seed", str(seed)]
+                with ThreadPoolExecutor(2) as both:  # side by side, each with a core of its own
+                    pair = both.map(run, ["script"] * 2, ([*seeded, x] for x in DEVICES))
+                    cpu, gpu = pair
+                on_cpu.append(cpu)
+                on_gpu.append(gpu)
+                ratios.append({"ratio": gpu["rate"] / cpu["rate"]})
+            cells = [cell(on_cpu, "rate"), cell(on_gpu, "rate"), cell(ratios, "ratio", 2)]
+            cells.append(cell(on_gpu, "gpu_peak", 1))
+            print(f"| {width} | {groups} | {' | '.join(cells)} |", flush=True)
 
 
 TABLES = {table.__name__: table for table in (parts, gpu)}
@@ -254,7 +257,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", default="1-5", help="parts: first-last")
+    parser.add_argument("--seeds", default="1-5", help="first-last")
     args = parser.parse_args()
     TABLES[args.table](args)
 
