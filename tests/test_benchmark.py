@@ -225,7 +225,7 @@ def boxes(load, monkeypatch, tmp_path):
 def test_a_run_fills_its_row_and_is_not_repeated(boxes, monkeypatch):
     pytest.importorskip("stable_baselines3")
     jobs = [boxes.Job("CartPole-v1", x, 1) for x in ("grpo_rtg.py", "ppo.py", boxes.RL_ZOO)]
-    assert boxes.run_missing(jobs, 1) is None
+    assert boxes.run_missing(jobs, 1, boxes.CSV) is None
     rows = {entry: row for (_, entry, _), row in boxes.read().items()}
     for entry in ("grpo_rtg", "ppo"):  # the same run in this process
         module, row = importlib.import_module(entry), rows[f"{entry}.py"]
@@ -236,7 +236,7 @@ def test_a_run_fills_its_row_and_is_not_repeated(boxes, monkeypatch):
     row, curve = rows[boxes.RL_ZOO], json.loads(rows[boxes.RL_ZOO]["curve"])
     assert int(row["steps"]) == 5120 and int(row["reach_steps"]) == curve[0][0]
     monkeypatch.setattr(boxes, "execute", lambda job, *_: pytest.fail(str(job)))
-    boxes.run_missing(jobs, 1)
+    boxes.run_missing(jobs, 1, boxes.CSV)
 
 
 def test_a_return_is_reached_when_the_mean_of_100_episodes_is(boxes):
@@ -254,7 +254,7 @@ def test_a_return_is_reached_when_the_mean_of_100_episodes_is(boxes):
 def row_of(boxes, entry, seed, **figures) -> dict:
     """A row as it is read from the CSV."""
     job = boxes.Job("CartPole-v1", entry, seed)
-    numbers = dict.fromkeys(boxes.NUMBERS, "") | {"seconds": 9, "peak": 250}
+    numbers = dict.fromkeys(boxes.NUMBERS, "") | {"seconds": 9, "peak": 250, "start_up": 2}
     row = asdict(job) | numbers | {"command": job.command, "curve": "[]"} | figures
     return {job.key: {name: str(value) for name, value in row.items()}}
 
@@ -267,9 +267,9 @@ def test_the_tables_of_boxes(boxes, load, monkeypatch):
     monkeypatch.setattr(report, "boxes", boxes)
     rows = row_of(boxes, boxes.RL_ZOO, 1, greedy=7)
     rows |= row_of(boxes, "grpo_rtg.py", 1, greedy=20, reach_steps=2000)
-    rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=3000)
-    rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=4000)
-    rows |= row_of(boxes, "ppo.py", 3, greedy=410, reach_steps=1000)
+    rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=3000, reach_seconds=4)
+    rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=4000, reach_seconds=6)
+    rows |= row_of(boxes, "ppo.py", 3, greedy=410, reach_steps=1000, reach_seconds=6)
     rows |= row_of(boxes, "ppo.py", 4, greedy=1)
     load("run").write(boxes.CSV, rows, boxes.COLUMNS)
     head, _, rtg, ours, others = report.boxes_table().splitlines()
@@ -277,5 +277,9 @@ def test_the_tables_of_boxes(boxes, load, monkeypatch):
     assert rtg == "| `grpo_rtg.py` | 20, 1 of 1, 2k |"
     assert ours == "| `ppo.py` | 405, 3 of 4, 4k |"  # of 1, 3, 4, never
     assert others == f"| {boxes.RL_ZOO} | 7, 0 of 1, > 5k |"
+    load("run").write(boxes.CSV.with_stem("seconds"), rows, boxes.COLUMNS)
+    *_, rtg, ours, others = report.seconds_table().splitlines()
+    assert rtg == "| `grpo_rtg.py` | > 9 | 2.0 | 250 |"
+    assert ours == "| `ppo.py` | 6 | 2.0 | 250 |"  # of 4, 6, 6, never
     assert report.steps_table().endswith("| CartPole, 20 | 2k | – | > 5k | – |")
     assert report.defaults_table().endswith("| CartPole, 5,000 | 20 | 1 of 1 | 20 | 3 of 4 | 405 |")

@@ -5,12 +5,14 @@ Stable-Baselines3's PPO and from CleanRL's.
     python docs/benchmark/boxes.py --seeds 1-5
     python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
     python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
+    python docs/benchmark/boxes.py --seeds 1-3 --csv seconds
 
 report.py makes the tables of what has been run.
 
 Runs take turns: for each seed, each environment, each entry, in a process of its own with one
 thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated: delete
-the rows of a script whose defaults change. The entries: this project's scripts, SB3's PPO with its
+the rows of a script whose defaults change. results/seconds.csv has runs of one day and machine,
+whose seconds can be compared. The entries: this project's scripts, SB3's PPO with its
 defaults and with the settings that RL-Zoo found for the environment, CleanRL's ppo.py or
 ppo_continuous_action.py; on MountainCarContinuous and FrozenLake grpo_rtg.py and ppo.py alone.
 
@@ -259,22 +261,22 @@ def versions(job: Job, python: str) -> str:
     return ", ".join(f"{name} {number}" for name, number in zip(packages, told.stdout.split()))
 
 
-def read() -> dict[tuple, dict]:
-    """The rows of boxes.csv by environment, entry and seed."""
+def read(path: Path | None = None) -> dict[tuple, dict]:
+    """The rows of boxes.csv, or of another CSV, by environment, entry and seed."""
     import run  # which loads torch: what start_up counts must not
 
-    return run.read(CSV)
+    return run.read(path or CSV)
 
 
 def run_missing(
-    jobs: list[Job], workers: int, cleanrl: str | None = None, python: str = ""
+    jobs: list[Job], workers: int, path: Path, cleanrl: str | None = None, python: str = ""
 ) -> str | None:
-    """Run what boxes.csv has not, each run into it as it ends; how many failed, in a sentence."""
+    """Run what the CSV has not, each run into it as it ends; how many failed, in a sentence."""
     from run import write
 
-    done, lock = read(), Lock()
+    done, lock = read(path), Lock()
     todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
-    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {CSV.name}", file=sys.stderr)
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {path.name}", file=sys.stderr)
 
     def finish(job: Job) -> bool:
         try:
@@ -285,7 +287,7 @@ def run_missing(
         shown = {name: row[name] for name in NUMBERS}
         with lock:
             print(*job.key, shown, file=sys.stderr, flush=True)
-            write(CSV, read() | {job.key: row}, COLUMNS)
+            write(path, read(path) | {job.key: row}, COLUMNS)
         return True
 
     with ThreadPoolExecutor(workers) as pool:
@@ -319,6 +321,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="regular expression that 'environment entry seed' must match"
     )
+    parser.add_argument("--csv", default="boxes", help="name of the file in results/")
     path = os.path.abspath  # runs have a folder of their own
     parser.add_argument("--cleanrl", type=path, help="a checkout of CleanRL")
     parser.add_argument(
@@ -334,7 +337,8 @@ def main() -> None:
     jobs = [Job(env, x, seed) for seed in args.seeds for env in ENVIRONMENTS for x in entries(env)]
     jobs = [job for job in jobs if args.cleanrl or not job.variant.startswith("CleanRL")]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-    failed = run_missing(jobs, args.jobs, args.cleanrl, args.cleanrl_python)
+    file = CSV.with_stem(args.csv)
+    failed = run_missing(jobs, args.jobs, file, args.cleanrl, args.cleanrl_python)
     if failed:
         sys.exit(failed)
 

@@ -250,9 +250,9 @@ def until_threshold(env: str, runs: list[dict]) -> str:
     return f"{steps / 1000:.0f}k"
 
 
-def compared() -> dict[str, dict[str, list[dict]]]:
+def compared(study: str = "boxes") -> dict[str, dict[str, list[dict]]]:
     """The environments of boxes.py on which all are compared: {environment: {entry: runs}}."""
-    found = boxes.results(boxes.read())
+    found = boxes.results(boxes.read(boxes.CSV.with_stem(study)))
     return {
         env: {re.sub("(CleanRL) .*", r"\1", entry): runs for entry, runs in entries.items()}
         for env, entries in found.items()
@@ -293,6 +293,25 @@ def steps_table() -> str:
         cells = [until_threshold(env, found[x]) if x in found else "–" for x in entries]
         lines.append([f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}", *cells])
     return markdown(["", "`grpo_rtg.py`", *entries[1:]], lines)
+
+
+def seconds_table() -> str:
+    """A row for each entry: seconds until the threshold, seconds before training and memory."""
+    found = compared("seconds")
+    lines = []
+    for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
+        line = [f"`{entry}`" if entry.endswith(".py") else entry]
+        all_runs = [run for entries in found.values() for run in entries.get(entry, [])]
+        for entries in found.values():
+            runs = entries.get(entry, [])
+            reached = np.median([run["reach_seconds"] or np.inf for run in runs] or [np.nan])
+            whole = np.median([run["seconds"] for run in runs] or [np.nan])
+            line.append(f"> {whole:.0f}" if np.isinf(reached) else f"{reached:.0f}")
+        for figure, digits in (("start_up", 1), ("peak", 0)):
+            line.append(f"{np.median([run[figure] for run in all_runs]):.{digits}f}")
+        lines.append([cell.replace("nan", "–") for cell in line])
+    environments = [heading(env) for env in found]
+    return markdown(["seconds", *environments, "start-up", "memory, MiB"], lines)
 
 
 def unseen_table() -> str:
@@ -511,6 +530,7 @@ TABLES = {
     "returns": returns_table,
     "defaults": defaults_table,
     "boxes": boxes_table,
+    "seconds": seconds_table,
     "steps": steps_table,
     "unseen": unseen_table,
     "commands": commands_table,
