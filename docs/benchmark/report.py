@@ -370,6 +370,24 @@ def ablations_table() -> str:
     return markdown(["changed", *(short(env) for env in found)], lines)
 
 
+def mujoco_table() -> str:
+    """A row for each environment and rung on MuJoCo: greedy returns; bold: what the ladder has."""
+    columns = ["--log-std-init 0", "--log-std-init -2", "--no-norm-obs"]
+    ladder = load_ladder()
+    lines = []
+    for env, settings in load("mujoco").items():
+        for rung in ("timestep", "memory", "PPO"):
+            line = [short(env), NAMES[rung]]
+            for options in columns:
+                rows = settings.get(f"{rung} {options}", [])
+                if options == studies.LOG_STD[env]:
+                    line.append(f"**{typical(env, ladder[env][rung], 'greedy')}**")
+                else:
+                    line.append(typical(env, rows, "greedy") if rows else "–")
+            lines.append(line)
+    return markdown(["environment", "rung", *(f"`{options}`" for options in columns)], lines)
+
+
 def fair_table() -> str:
     """A row for each environment and setting of PPO: every tuning seed's greedy return."""
     lines = []
@@ -537,6 +555,7 @@ TABLES = {
     "features": features_table,
     "choices": choices_table,
     "ablations": ablations_table,
+    "mujoco": mujoco_table,
     "fair": fair_table,
     "examples": examples_table,
     "tuning": tuning_table,

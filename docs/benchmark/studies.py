@@ -167,6 +167,20 @@ def ablations():
                 yield env, name, seed, command(env, RUNGS[rung], flags, seed)
 
 
+LOG_STD = {"Hopper-v5": "--log-std-init 0", "HalfCheetah-v5": "--log-std-init -2"}  # the ladder's
+
+
+def mujoco():
+    """The ladder on MuJoCo with the other first log std, or without normalized observations."""
+    for seed in SEEDS[:5]:
+        for env, other in zip(MUJOCO, reversed(LOG_STD.values())):
+            changes = [(rung, other) for rung in ("timestep", "memory", "PPO")]
+            changes += [(rung, "--no-norm-obs") for rung in ("timestep", "memory")]
+            for rung, options in changes:
+                flags = f"{rung_flags(env, rung, LADDER_SHAPE[env])} {options}"
+                yield env, f"{rung} {options}", seed, command(env, RUNGS[rung], flags, seed)
+
+
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
 
 
@@ -241,3 +255,4 @@ def fair():
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
 STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
+STUDIES["mujoco"] = mujoco
