@@ -647,7 +647,7 @@ def start_device(cuda: bool) -> torch.device:
         cuda = False
     if cuda:
         if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
-            raise UserError("With --cuda torchrun needs a GPU for each process on a machine.")
+            raise UserError("--cuda needs a GPU for each of torchrun's processes on a machine.")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if WORLD_SIZE > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates
