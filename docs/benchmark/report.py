@@ -201,8 +201,9 @@ def gains_table() -> str:
         line = [name]
         for column in ("greedy", "curve"):
             for envs in (table, most):
-                samples = [scores(env, table[env][x], column) for x in (rung, above) for env in envs]
-                line.append(with_interval(interval(samples, gain)))
+                new = [scores(env, table[env][rung], column) for env in envs]
+                old = [scores(env, table[env][above], column) for env in envs]
+                line.append(with_interval(interval(new + old, gain)))
         lines.append(line)
     head = ["rung", "greedy", "without MountainCarC.", "while learning", "without MountainCarC."]
     return markdown(head, lines)
