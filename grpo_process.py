@@ -104,7 +104,7 @@ class Program:
 
 @dataclass
 class Args(Program, Environment, Algorithm):
-    """All options; Args() is the default run."""
+    """All options, those of the last base first; Args() is the default run."""
 
 
 def compute_advantages(
@@ -585,13 +585,12 @@ def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = Non
     else:
         envs = [make_env(args) for _ in range(min(args.eval_episodes, 20))]
     rng = None if args.greedy else np.random.default_rng(seed)
-    returns = np.zeros(args.eval_episodes)
-    bar = tqdm(
-        total=len(returns), desc="Evaluating", leave=False, delay=1, mininterval=1, miniters=0
-    )
-    for first in range(0, len(returns), len(envs)):
-        seeds = range(seed + first, seed + min(first + len(envs), len(returns)))
-        for members, _, _, rewards, terminated, truncated in play(envs, policy, seeds, rng):
+    seeds = range(seed, seed + args.eval_episodes)
+    returns = np.zeros(len(seeds))
+    bar = tqdm(total=len(seeds), desc="Evaluating", leave=False, delay=1, mininterval=1, miniters=0)
+    for first in range(0, len(seeds), len(envs)):
+        some_seeds = seeds[first : first + len(envs)]
+        for members, _, _, rewards, terminated, truncated in play(envs, policy, some_seeds, rng):
             returns[first + members] += rewards
             bar.update(int((terminated | truncated).sum()))
     bar.close()
@@ -621,7 +620,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
-        vars(self).update(vars(Progress(**state)))  # which knows no other names
+        self.__init__(**state)  # TypeError for other names
 
 
 class Run:
@@ -700,11 +699,11 @@ class Run:
 
         interval = self.args.eval_interval
         if interval > 0 and progress.step // interval > (progress.step - new_steps) // interval:
-            self.evaluate()
+            self.evaluate_and_save()
         elif time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
 
-    def evaluate(self) -> None:
+    def evaluate_and_save(self) -> None:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
         progress = self.progress
         policy = self.parts["policy"]
@@ -746,7 +745,7 @@ class Run:
         model = self.dir / "model.pt"
         save(model, self.args, {"policy": self.parts["policy"].state_dict()})
         if progress.eval_step < progress.step:
-            self.evaluate()
+            self.evaluate_and_save()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
@@ -775,12 +774,9 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> dict:
-    """Read what save wrote, and load it into parts, such as a network; UserError if that fails.
-
-    A file is plain data and runs no code.
-    """
+    """Read what save wrote, and load it into parts, such as a network; UserError if that fails."""
     try:
-        states = torch.load(path, map_location="cpu", weights_only=True)
+        states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
         if states["args"].keys() != asdict(Args()).keys():
@@ -788,12 +784,13 @@ def load(path: str, parts: dict | None = None) -> dict:
         states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
+    except (UserError, OSError) as error:
+        raise UserError(f"Cannot use {path}: {error}") from error
+    except KeyError as error:
+        why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
+        raise UserError(f"Cannot use {path}: {why}") from error
     except Exception as error:  # torch.load alone raises half a dozen kinds
         why = "it is not whole, or of other options or another version of the script"
-        if isinstance(error, UserError | OSError):
-            why = error
-        elif isinstance(error, KeyError):
-            why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
         raise UserError(f"Cannot use {path}: {why}") from error
     return states
 
@@ -815,9 +812,9 @@ def command(option: str, path: Path, args: Args) -> str:
 
 def check_args(args: Args) -> None:
     """UserError if an option is out of range, or processes cannot share the groups."""
-    lowest = {"group_size": 2, "log_std_init": -20, "minibatch_size": WORLD_SIZE}
-    lowest |= dict.fromkeys(("total_timesteps", "num_groups", "update_epochs"), 1)
-    lowest |= dict.fromkeys(("hidden_size", "num_threads", "eval_episodes"), 1)
+    lowest = {"total_timesteps": 1, "num_groups": 1, "group_size": 2, "update_epochs": 1}
+    lowest |= {"minibatch_size": WORLD_SIZE, "hidden_size": 1, "log_std_init": -20}
+    lowest |= {"num_threads": 1, "eval_episodes": 1}
     highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
     for name, value in asdict(args).items():
         low = lowest.get(name, 0)
@@ -871,7 +868,7 @@ def parse_args(default: Args) -> Args:
     """Read the command line, whose --help shows the options by group."""
 
     def part(kind):
-        return kind(**{x.name: getattr(default, x.name) for x in fields(kind)})
+        return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
     options = Options(part(Algorithm), part(Environment), part(Program))
     options = tyro.cli(Options, default=options, config=[tyro.conf.OmitArgPrefixes])
@@ -880,10 +877,9 @@ def parse_args(default: Args) -> Args:
 
 def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
-    args = parse_args(Args())
     try:
-        if args.resume or args.evaluate or args.render:
-            args = parse_args(defaults(args))
+        given = parse_args(Args())
+        args = parse_args(defaults(given))  # so that what is given overrides what a file has
         if args.evaluate is None:
             train(args)
         else:
