@@ -281,5 +281,5 @@ def test_the_tables_of_boxes(boxes, load, monkeypatch):
     *_, rtg, ours, others = report.seconds_table().splitlines()
     assert rtg == "| `grpo_rtg.py` | > 9 | 2.0 | 250 |"
     assert ours == "| `ppo.py` | 6 | 2.0 | 250 |"  # of 4, 6, 6, never
-    assert report.steps_table().endswith("| CartPole, 20 | 2k | – | > 5k | – |")
+    assert report.steps_table().endswith("| CartPole, 20 | 2k, > 9 s | – | > 5k, > 9 s | – |")
     assert report.defaults_table().endswith("| CartPole, 5,000 | 20 | 1 of 1 | 20 | 3 of 4 | 405 |")

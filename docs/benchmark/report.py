@@ -302,13 +302,27 @@ def heading(env: str) -> str:
     return f"{short(env)} {steps}, {threshold:g}"
 
 
+def seconds_until(runs: list[dict]) -> str:
+    """Median seconds until the training return is at the threshold; > the whole if half never."""
+    seconds = np.median([run["reach_seconds"] or np.inf for run in runs])
+    if np.isinf(seconds):
+        return f"> {np.median([run['seconds'] for run in runs]):.0f}"
+    return f"{seconds:.0f}"
+
+
 def steps_table() -> str:
-    """A row for each environment: steps until the threshold of us and of others."""
+    """A row for each environment: steps until the threshold of us and of others, and seconds."""
     entries = ["grpo_rtg.py", boxes.SB3, boxes.RL_ZOO, "CleanRL"]
+    timed = compared("seconds")
     lines = []
     for env, found in compared().items():
-        cells = [until_threshold(env, found[x]) if x in found else "–" for x in entries]
-        lines.append([f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}", *cells])
+        cells = [f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}"]
+        for entry in entries:
+            cell = until_threshold(env, found[entry]) if entry in found else "–"
+            if entry in timed.get(env, {}):
+                cell += f", {seconds_until(timed[env][entry])} s"
+            cells.append(cell)
+        lines.append(cells)
     return markdown(["", "`grpo_rtg.py`", *entries[1:]], lines)
 
 
@@ -317,16 +331,12 @@ def seconds_table() -> str:
     found = compared("seconds")
     lines = []
     for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
+        each = [entries.get(entry, []) for entries in found.values()]
         line = [f"`{entry}`" if entry.endswith(".py") else entry]
-        all_runs = [run for entries in found.values() for run in entries.get(entry, [])]
-        for entries in found.values():
-            runs = entries.get(entry, [])
-            reached = np.median([run["reach_seconds"] or np.inf for run in runs] or [np.nan])
-            whole = np.median([run["seconds"] for run in runs] or [np.nan])
-            line.append(f"> {whole:.0f}" if np.isinf(reached) else f"{reached:.0f}")
+        line += [seconds_until(runs) if runs else "–" for runs in each]
         for figure, digits in (("start_up", 1), ("peak", 0)):
-            line.append(f"{np.median([run[figure] for run in all_runs]):.{digits}f}")
-        lines.append([cell.replace("nan", "–") for cell in line])
+            line.append(f"{np.median([run[figure] for runs in each for run in runs]):.{digits}f}")
+        lines.append(line)
     environments = [heading(env) for env in found]
     return markdown(["seconds", *environments, "start-up", "memory, MiB"], lines)
 
