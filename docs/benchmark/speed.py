@@ -237,8 +237,7 @@ def gpu(args) -> None:
             for seed in range(first, last + 1):
                 seeded = [*flags, "--seed", str(seed)]
                 with ThreadPoolExecutor(2) as both:  # side by side, each with a core of its own
-                    pair = both.map(run, ["script"] * 2, ([*seeded, x] for x in DEVICES))
-                    cpu, gpu = pair
+                    cpu, gpu = both.map(run, ["script"] * 2, ([*seeded, x] for x in DEVICES))
                 on_cpu.append(cpu)
                 on_gpu.append(gpu)
                 ratios.append({"ratio": gpu["rate"] / cpu["rate"]})
