@@ -201,6 +201,23 @@ def test_tables_of_the_report(load, monkeypatch, tmp_path):
     assert lines[0] in report.with_tables(page)
 
 
+def test_gains_without_mountain_car(load, monkeypatch):
+    """Where it alone is won by the second rung, nothing is gained without it."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    report = load("report")
+    table = {}
+    for env, won in (("CartPole-v1", "475"), ("MountainCarContinuous-v0", "90")):
+        row = {"greedy": won, "curve": f"{won} {won}"}
+        table[env] = {rung: [row] for rung in report.studies.RUNGS}
+    lost = {"greedy": f"{report.RANDOM[env]}", "curve": f"{report.RANDOM[env]}"}
+    table[env]["outcome"] = [lost]
+    monkeypatch.setattr(report, "load_ladder", lambda: table)
+    cells = report.gains_table().splitlines()[2].split(" | ")
+    gains = [float(cell.split()[0]) for cell in cells[1:]]
+    assert gains == [0.5, 0, 0.5, 0]  # IQM of 0 and 1 instead of 1 and 1
+
+
 @pytest.mark.slow
 def test_the_parts_of_a_step_are_the_whole(load):
     flags = ["--env-id", "Pendulum-v1", "--num-groups", "1", "--total-timesteps", "3300"]
