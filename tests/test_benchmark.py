@@ -5,7 +5,6 @@ commit that a row names, statistics and tables are those worked by hand.
 import csv
 import importlib
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -219,13 +218,16 @@ def test_gains_without_mountain_car(load, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_step_are_the_whole(load):
-    flags = ["--env-id", "Pendulum-v1", "--num-groups", "1", "--total-timesteps", "3300"]
-    job = {"what": "parts", "flags": flags, "spawned": 0}
-    command = [sys.executable, FOLDER / "speed.py", "one", json.dumps(job)]
-    result = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    parts = [result[part] for part in load("speed").PARTS]
-    assert min(parts) > 0 and sum(parts) == pytest.approx(result["total"])
+def test_the_parts_of_a_step(load):
+    """Those of a rollout and of an update are within them; the whole lacks the last rollout."""
+    speed = load("speed")
+    collect = load("grpo_rtg").collect_groups
+    spent = speed.train_timed(["--env-id", "Pendulum-v1", "--total-timesteps", "3300"])
+    rollout, step, act, fit, batch, update, loss, backward, adam, whole = spent.values()
+    assert min(spent.values()) > 0
+    assert step + act < rollout and loss + backward + adam < update
+    assert fit + batch + update < whole
+    assert load("grpo_rtg").collect_groups is collect  # the timers are gone
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def test_a_run_fills_its_row_and_is_not_repeated(boxes, monkeypatch):
 
 
 def test_a_return_is_reached_when_the_mean_of_100_episodes_is(boxes):
-    meter = boxes.Meter(10, 1000, 0)
+    meter = boxes.Meter({"threshold": 10, "steps": 1000, "spawned": 0})
     meter.start()
     meter.add([1000.0] * 50 + [5.0] * 49, 150)  # a mean of 99 does not count
     assert meter.reached == (None, None) and meter.curve == []

@@ -32,6 +32,7 @@ statistics of the observations it was trained on.
 """
 
 import argparse
+import io
 import json
 import os
 import re
@@ -42,7 +43,8 @@ import tempfile
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -50,13 +52,14 @@ from statistics import mean
 from threading import Lock
 from typing import NamedTuple
 
-import speed
-
+ROOT = Path(__file__).parents[2]
 CSV = Path(__file__).parent / "results" / "boxes.csv"
 NUMBERS = ["steps", "reach_steps", "reach_seconds", "training", "greedy"]
 NUMBERS += ["seconds", "start_up", "peak"]
 COLUMNS = ["env", "variant", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
 WINDOW, POINTS = 100, 50  # of a mean, of a curve
+SCRIPTS = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
 
 
@@ -125,16 +128,27 @@ def entries(env: str) -> list[str]:
         return ["grpo_rtg.py", "ppo.py"]
     script, _, env_id = ENVIRONMENTS[env].cleanrl.split()
     cleanrl = f"CleanRL {script}" + f" on {env_id}" * (env_id != env)
-    return [*(f"{name}.py" for name in speed.SCRIPTS), SB3, RL_ZOO, cleanrl]
+    return [*SCRIPTS, SB3, RL_ZOO, cleanrl]
 
 
-class Meter(speed.Meter):
+class Meter:
     """Steps, episodes and seconds of a run as it goes, and when its return reached a threshold."""
 
-    def __init__(self, threshold: float, budget: int, spawned: float):
-        super().__init__(spawned)
-        self.threshold, self.budget = threshold, budget
-        self.recent, self.curve, self.reached = deque(maxlen=WINDOW), [], (None, None)
+    def __init__(self, job: dict):
+        self.spawned = job["spawned"]
+        self.threshold = job["threshold"]
+        self.budget = job["steps"]
+        self.first = None  # when the first environment step was
+        self.steps = 0
+        self.recent = deque(maxlen=WINDOW)
+        self.curve = []
+        self.reached = (None, None)
+
+    def start(self) -> None:
+        """Call it before every step or rollout: the first call ends the start-up."""
+        if self.first is None:
+            self.start_up = time.time() - self.spawned
+            self.first = time.perf_counter()
 
     def add(self, returns: list[float], steps: int) -> None:
         """Episodes that ended together, and all environment steps so far."""
@@ -151,22 +165,55 @@ class Meter(speed.Meter):
 
     def result(self) -> dict:
         """A row's figures; call it when training ends."""
-        result = {"reach_steps": self.reached[0], "reach_seconds": self.reached[1]}
-        result |= {"seconds": time.perf_counter() - self.first, "start_up": self.start_up}
-        result |= {"training": mean(self.recent) if self.recent else None, "steps": self.steps}
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return result | {"peak": peak, "curve": json.dumps(self.curve)}
+        return {
+            "steps": self.steps,
+            "reach_steps": self.reached[0],
+            "reach_seconds": self.reached[1],
+            "training": mean(self.recent) if self.recent else None,
+            "seconds": time.perf_counter() - self.first,
+            "start_up": self.start_up,
+            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "curve": json.dumps(self.curve),
+        }
 
 
 def run_script(job: dict) -> dict:
-    """One of this project's scripts, evaluated as it does by default; speed.py asks for less."""
+    """One of this project's scripts, watched once an iteration."""
+    meter = Meter(job)
     script, *flags = job["command"].split()
-    module, ended = import_module(Path(script).stem), {}
-    train = module.train
-    episodes = ENVIRONMENTS[job["env"]].episodes
-    module.train = lambda args: ended.update(train(replace(args, eval_episodes=episodes)))
-    result = speed.run_script(module.__name__, flags, job["spawned"])
-    return result | {"greedy": float(ended["eval_returns"].mean())}
+    sys.path.insert(0, str(ROOT))
+    module = import_module(Path(script).stem)
+    name = "collect_steps" if script == "ppo.py" else "collect_groups"
+    collect, update, finish = getattr(module, name), module.update, module.Run.finish
+    rollouts, result = [], {}
+
+    def watched_collect(*args):
+        meter.start()
+        rollouts.append(collect(*args))
+        return rollouts[-1]
+
+    def watched_update(*args):  # comes only if the rollout counts
+        rollout = rollouts.pop()
+        if script == "ppo.py":
+            meter.add(rollout.episode_returns, meter.steps + rollout.rewards.numel())
+        else:
+            returns = rollout.rewards.sum(dim=-1).flatten().tolist()
+            meter.add(returns, meter.steps + len(rollout.obs))
+        return update(*args)
+
+    def watched_finish(*args):
+        result.update(meter.result())  # without the evaluation that follows
+        summary = finish(*args)
+        result["greedy"] = float(summary["eval_returns"].mean())
+        return summary
+
+    setattr(module, name, watched_collect)
+    module.update, module.Run.finish = watched_update, watched_finish
+    import tyro
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        module.train(tyro.cli(module.Args, args=flags))
+    return result
 
 
 def run_sb3(job: dict) -> dict:
@@ -179,7 +226,7 @@ def run_sb3(job: dict) -> dict:
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    meter = speed.Meter(job["spawned"])
+    meter = Meter(job)
 
     class Watch(BaseCallback):
         def _on_rollout_start(self):
@@ -212,7 +259,7 @@ def run_cleanrl(job: dict) -> dict:
     """One of CleanRL's scripts with its default flags, from what it prints."""
     script, *flags = job["command"].split()
     command = [job["python"], str(Path(job["cleanrl"], "cleanrl", script)), *flags, "--no-cuda"]
-    meter, env = speed.Meter(job["spawned"]), os.environ | {"PYTHONUNBUFFERED": "1"}
+    meter, env = Meter(job), os.environ | {"PYTHONUNBUFFERED": "1"}
     # its standard error is that of this process
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -227,7 +274,6 @@ def run_cleanrl(job: dict) -> dict:
 
 def one(job: dict) -> None:
     """What a process started by execute does: a run, whose figures it prints."""
-    speed.Meter = partial(Meter, job["threshold"], job["steps"])
     library = job["variant"].split()[0]
     runner = {"SB3": run_sb3, "CleanRL": run_cleanrl}.get(library, run_script)
     print(json.dumps(runner(job)))
@@ -240,7 +286,7 @@ def execute(job: Job, cleanrl: str | None, python: str) -> dict:
     steps, threshold, *_ = ENVIRONMENTS[job.env]
     todo = asdict(job) | {"command": job.command, "steps": steps, "threshold": threshold}
     todo |= {"cleanrl": cleanrl, "python": python, "spawned": time.time()}
-    env = os.environ | speed.ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).resolve()), "one", json.dumps(todo)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)

@@ -20,11 +20,10 @@ PATH = run.RESULTS / "random.csv"
 
 
 def random_returns(env_id: str, episodes: int) -> np.ndarray:
-    """Returns [episodes] of actions drawn uniformly from the action space, whose generator has the
-    seed 0.
-    """
-    env, returns = gym.make(env_id), np.zeros(episodes)
+    """Returns [episodes] of actions drawn uniformly from the action space."""
+    env = gym.make(env_id)
     env.action_space.seed(0)
+    returns = np.zeros(episodes)
     for i in range(episodes):
         env.reset(seed=i)
         over = False

@@ -118,16 +118,18 @@ def load(study: str) -> dict[str, dict[str, list[dict]]]:
 
 
 def load_ladder() -> dict[str, dict[str, list[dict]]]:
-    """The ladder where all rungs have seeds enough, and of each as many as of the others.
-
-    What stands beside it may have fewer.
-    """
+    """The ladder where all variants have seeds enough, and of each as many as of the others."""
     table = {}
-    for env, rungs in load("ladder").items():
-        fewest = min(len(rungs.get(rung, [])) for rung in studies.RUNGS)
+    for env, variants in load("ladder").items():
+        fewest = min(len(variants.get(name, [])) for name in NAMES)
         if fewest >= ENOUGH:
-            table[env] = {rung: rungs[rung][:fewest] for rung in NAMES if rung in rungs}
+            table[env] = {name: variants[name][:fewest] for name in NAMES}
     return table
+
+
+def without_mountain_car(envs) -> list[str]:
+    """What one rung alone solves decides a mean over eight."""
+    return [env for env in envs if env != "MountainCarContinuous-v0"]
 
 
 def values(rows: list[dict], column: str) -> np.ndarray:
@@ -172,27 +174,23 @@ def ladder_table() -> str:
 def overall_table() -> str:
     """A row for each rung: its score over all environments."""
     table = load_ladder()
-    most = [env for env in table if env != "MountainCarContinuous-v0"]
+    most = without_mountain_car(table)
     cells = [(table, "greedy", pooled_iqm), (table, "greedy", mean), (most, "greedy", mean)]
     lines = []
     for rung, name in NAMES.items():
-        if all(rung in rungs for rungs in table.values()):
-            line = [name]
-            for envs, column, statistic in (*cells, (table, "curve", pooled_iqm)):
-                samples = [scores(env, table[env][rung], column) for env in envs]
-                line.append(with_interval(interval(samples, statistic)))
-            lines.append(line)
+        line = [name]
+        for envs, column, statistic in (*cells, (table, "curve", pooled_iqm)):
+            samples = [scores(env, table[env][rung], column) for env in envs]
+            line.append(with_interval(interval(samples, statistic)))
+        lines.append(line)
     head = ["rung", "IQM, greedy", "mean, greedy", "mean without MountainCarC."]
     return markdown([*head, "IQM, while learning"], lines)
 
 
 def gains_table() -> str:
-    """A row for each rung and one for several together: what the IQM gains, with intervals.
-
-    Without MountainCarContinuous, too: what one rung alone solves decides a mean over eight.
-    """
+    """A row for each rung and one for several together: what the IQM gains, with intervals."""
     table = load_ladder()
-    most = [env for env in table if env != "MountainCarContinuous-v0"]
+    most = without_mountain_car(table)
     rungs = list(studies.RUNGS)[:-1]
     pairs = [(NAMES[rung], rung, above) for above, rung in zip(rungs, rungs[1:])]
     pairs.insert(-1, ("state, λ and memory together", "memory", "timestep"))
@@ -228,12 +226,9 @@ def returns_table() -> str:
     for env, rungs in load_ladder().items():
         for rung, rows in rungs.items():
             first = f"{short(env)}, {len(rows)} seeds" if rung == "outcome" else ""
-            name = NAMES[rung]
-            if len(rows) < len(rungs["PPO"]):
-                name += f", {len(rows)} seeds"
             columns = ("greedy", "sampled", "train_return")
             greedy, sampled, training = (typical(env, rows, column) for column in columns)
-            lines.append([first, name, greedy, sampled.split()[0], training])
+            lines.append([first, NAMES[rung], greedy, sampled.split()[0], training])
     head = ["environment", "rung", "greedy", "sampled", "training, last 100"]
     return markdown(head, lines)
 
@@ -341,15 +336,15 @@ def seconds_table() -> str:
     return markdown(["seconds", *environments, "start-up", "memory, MiB"], lines)
 
 
-def unseen_table() -> str:
-    """A row for each environment that nobody tuned on: every seed's greedy return."""
+def each_seed_table(study: str) -> str:
+    """A row for each environment and variant: every seed's greedy return, sorted."""
     lines = []
-    for env, rungs in load("unseen").items():
-        for rung, rows in rungs.items():
-            each = ", ".join(f"{value:.0f}" for value in np.sort(values(rows, "greedy")))
-            training = f"{np.median(values(rows, 'train_return')):.0f}"
-            lines.append([short(env), NAMES[rung], each, training])
-    return markdown(["environment", "rung", "greedy, each seed", "training, median"], lines)
+    for env, variants in load(study).items():
+        for variant, rows in variants.items():
+            each = ", ".join(f"{value:z.0f}" for value in np.sort(values(rows, "greedy")))
+            training = f"{np.median(values(rows, 'train_return')):z.0f}"
+            lines.append([short(env), NAMES.get(variant, variant), each, training])
+    return markdown(["environment", "variant", "greedy, each seed", "training, median"], lines)
 
 
 def examples_table() -> str:
@@ -385,8 +380,6 @@ def ablations_table() -> str:
     found = {}
     ladder = load_ladder()
     for env, settings in load("ablations").items():
-        if min(len(rows) for rows in settings.values()) < ENOUGH:
-            continue
         unchanged = {rung: ladder[env][rung] for rung in ("timestep", "outcome")}
         found[env] = {"timestep": unchanged["timestep"]} | settings | unchanged
     lines = []
@@ -413,16 +406,6 @@ def mujoco_table() -> str:
                     line.append(typical(env, rows, "greedy") if rows else "–")
             lines.append(line)
     return markdown(["environment", "rung", *(f"`{options}`" for options in columns)], lines)
-
-
-def fair_table() -> str:
-    """A row for each environment and setting of PPO: every tuning seed's greedy return."""
-    lines = []
-    for env, settings in load("fair").items():
-        for name, rows in settings.items():
-            each = ", ".join(f"{value:z.0f}" for value in values(rows, "greedy"))
-            lines.append([short(env), name.replace("ppo.py", "as in the ladder"), each])
-    return markdown(["environment", "PPO's setting", "greedy, each seed"], lines)
 
 
 def both(rows: list[dict]) -> str:
@@ -495,15 +478,9 @@ def style(axes) -> None:
 def draw_ladder() -> None:
     """A panel for each environment and one for all: the score at each rung, from top to bottom."""
     table = load_ladder()
-    panels = [*table, "all"]
-    lines = 2
-    columns = -(-len(panels) // lines)
-    figure, grid = plt.subplots(
-        lines, columns, figsize=(10, 2.3 * lines + 0.4), sharey=True, squeeze=False
-    )
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes, env in zip(grid.flat, panels):
+    figure, grid = plt.subplots(2, 5, figsize=(10, 5), sharey=True)
+    grid[1, 4].remove()
+    for axes, env in zip(grid.flat, [*table, "all"]):
         envs = list(table) if env == "all" else [env]
         middles = []
         for y, rung in enumerate(studies.RUNGS):
@@ -529,10 +506,7 @@ def draw_ladder() -> None:
 def draw_curves() -> None:
     """A panel for each environment: training returns against steps, a line for each rung."""
     table = load_ladder()
-    lines = -(-len(table) // 2)
-    figure, grid = plt.subplots(lines, 2, figsize=(10, 2.7 * lines), squeeze=False)
-    for axes in grid.flat[len(table) :]:
-        axes.remove()
+    figure, grid = plt.subplots(4, 2, figsize=(10, 10.8))
     for axes, (env, rungs) in zip(grid.flat, table.items()):
         for rung in studies.RUNGS:
             rows = rungs[rung]
@@ -578,13 +552,14 @@ TABLES = {
     "boxes": boxes_table,
     "seconds": seconds_table,
     "steps": steps_table,
-    "unseen": unseen_table,
+    "unseen": partial(each_seed_table, "unseen"),
+    "million": partial(each_seed_table, "million"),
     "commands": commands_table,
     "features": features_table,
     "choices": choices_table,
     "ablations": ablations_table,
     "mujoco": mujoco_table,
-    "fair": fair_table,
+    "fair": partial(each_seed_table, "fair"),
     "examples": examples_table,
     "tuning": tuning_table,
     "outcome": outcome_table,

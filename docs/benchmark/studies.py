@@ -181,6 +181,15 @@ def mujoco():
                 yield env, f"{rung} {options}", seed, command(env, RUNGS[rung], flags, seed)
 
 
+def million():
+    """Rungs of the ladder on MuJoCo with four times the steps."""
+    for seed in SEEDS[:5]:
+        for env in MUJOCO:
+            for rung in ("timestep", "memory", "PPO"):
+                flags = rung_flags(env, rung, LADDER_SHAPE[env])
+                yield env, rung, seed, command(env, RUNGS[rung], flags, seed, 1_000_000)
+
+
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
 
 
@@ -255,4 +264,4 @@ def fair():
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
 STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
-STUDIES["mujoco"] = mujoco
+STUDIES |= {"mujoco": mujoco, "million": million}
