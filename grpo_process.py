@@ -1,4 +1,4 @@
-"""GRPO with process supervision for Gymnasium: PPO's objective, with a group in place of a critic.
+"""GRPO with process supervision: PPO's objective, a group in place of a critic.
 
     python grpo_process.py --env-id Acrobot-v1
     python grpo_process.py --evaluate runs/<run>/model.pt --render
@@ -280,8 +280,7 @@ class Episodes(NamedTuple):
 def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True) -> Episodes:
     """Sample K groups of G episodes; the members of a group start from one reset seed.
 
-    With seed_groups False each has its own. UserError if a group's first observations differ, or
-    for NaN and infinity.
+    With seed_groups False each has its own. UserError if a group's starts differ, or for NaN.
     """
     shape = (num_groups, len(envs) // num_groups)  # K, G
     if seed_groups:  # line 5: K start states
@@ -680,8 +679,8 @@ class Run:
         progress.recent_returns = (progress.recent_returns + returns.flatten().tolist())[-100:]
         tied = (advantages == 0).flatten(1).all(dim=1)  # [K]
         if tied.all() and progress.iteration == 1:
-            why = "all advantages of the first iteration are 0 (docs/methods.md, Pitfalls)"
-            tqdm.write(f"No signal yet: {why}.")
+            what = "All advantages of the first iteration are 0"
+            tqdm.write(f"{what}: nothing to learn from (docs/methods.md, Pitfalls).")
         metrics |= {
             "charts/episodic_return": returns.mean(),
             "charts/episodic_length": len(episodes.obs) / returns.numel(),
@@ -732,9 +731,7 @@ class Run:
             dist.destroy_process_group()
         progress = self.progress
         if progress.iteration == 0:
-            raise UserError(
-                "--total-timesteps allows no iteration: raise it, or lower --group-size."
-            )
+            raise UserError("An iteration takes more steps than --total-timesteps: raise that.")
         if RANK > 0:
             return {}
         train_return = float(np.mean(progress.recent_returns))
@@ -790,7 +787,7 @@ def load(path: str, parts: dict | None = None) -> dict:
         why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
         raise UserError(f"Cannot use {path}: {why}") from error
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = "it is not whole, or of other options or another version of the script"
+        why = "it is not whole, or of other options, another environment or another version"
         raise UserError(f"Cannot use {path}: {why}") from error
     return states
 
@@ -821,7 +818,8 @@ def check_args(args: Args) -> None:
         high = highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
-            raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
+            bound = f"at most {high:,}" if value > high else f"at least {low:,}"
+            raise UserError(f"--{option} must be {bound}, not {value}.")
     if args.render and args.capture_video:
         raise UserError("--render and --capture-video exclude each other.")
     if args.num_groups % WORLD_SIZE:
@@ -871,7 +869,12 @@ def parse_args(default: Args) -> Args:
         return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
     options = Options(part(Algorithm), part(Environment), part(Program))
-    options = tyro.cli(Options, default=options, config=[tyro.conf.OmitArgPrefixes])
+    options = tyro.cli(
+        Options,
+        default=options,
+        description=__doc__.partition("\n")[0],
+        config=[tyro.conf.OmitArgPrefixes],
+    )
     return Args(**vars(options.algorithm), **vars(options.environment), **vars(options.program))
 
 

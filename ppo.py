@@ -1,4 +1,4 @@
-"""PPO with a critic for Gymnasium environments: the baseline that GRPO is compared with.
+"""PPO for Gymnasium: the baseline, with a critic, that GRPO is compared with.
 
     python ppo.py --env-id CartPole-v1
     python ppo.py --evaluate runs/<run>/model.pt --render
@@ -716,9 +716,7 @@ class Run:
             dist.destroy_process_group()
         progress = self.progress
         if progress.iteration == 0:
-            raise UserError(
-                "--total-timesteps allows no iteration: raise it, or lower --num-steps."
-            )
+            raise UserError("An iteration takes more steps than --total-timesteps: raise that.")
         if RANK > 0:
             return {}
         train_return = float(np.mean(progress.recent_returns or np.nan))
@@ -774,7 +772,7 @@ def load(path: str, parts: dict | None = None) -> dict:
         why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
         raise UserError(f"Cannot use {path}: {why}") from error
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = "it is not whole, or of other options or another version of the script"
+        why = "it is not whole, or of other options, another environment or another version"
         raise UserError(f"Cannot use {path}: {why}") from error
     return states
 
@@ -806,7 +804,8 @@ def check_args(args: Args) -> None:
         high = highest.get(name, 2**40)
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
             option = name.replace("_", "-")
-            raise UserError(f"--{option} must be from {low:,} to {high:,}, not {value}.")
+            bound = f"at most {high:,}" if value > high else f"at least {low:,}"
+            raise UserError(f"--{option} must be {bound}, not {value}.")
     if args.render and args.capture_video:
         raise UserError("--render and --capture-video exclude each other.")
     if args.num_envs % WORLD_SIZE:
@@ -856,7 +855,12 @@ def parse_args(default: Args) -> Args:
         return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
     options = Options(part(Algorithm), part(Environment), part(Program))
-    options = tyro.cli(Options, default=options, config=[tyro.conf.OmitArgPrefixes])
+    options = tyro.cli(
+        Options,
+        default=options,
+        description=__doc__.partition("\n")[0],
+        config=[tyro.conf.OmitArgPrefixes],
+    )
     return Args(**vars(options.algorithm), **vars(options.environment), **vars(options.program))
 
 

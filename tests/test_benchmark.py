@@ -43,7 +43,7 @@ def test_a_row_is_what_the_script_gives(load):
     assert float(row["train_return"]) == pytest.approx(summary["train_return"], rel=1e-5)
     assert row["sampled"] != row["greedy"]
     row = run.execute(run.Job(*JOB[:3], COMMAND.replace("size 4", "size 1")))
-    assert "UserError: --group-size must be from 2" in row["error"]
+    assert "UserError: --group-size must be at least 2" in row["error"]
 
 
 @pytest.mark.slow
@@ -300,5 +300,7 @@ def test_the_tables_of_boxes(boxes, load, monkeypatch):
     *_, rtg, ours, others = report.seconds_table().splitlines()
     assert rtg == "| `grpo_rtg.py` | > 9 | 2.0 | 250 |"
     assert ours == "| `ppo.py` | 6 | 2.0 | 250 |"  # of 4, 6, 6, never
-    assert report.steps_table().endswith("| CartPole, 20 | 2k, > 9 s | – | > 5k, > 9 s | – |")
+    assert report.steps_table().endswith(
+        "| CartPole, 20 | 2k, > 9 s | 4k, 6 s | – | > 5k, > 9 s | – |"
+    )
     assert report.defaults_table().endswith("| CartPole, 5,000 | 20 | 1 of 1 | 20 | 3 of 4 | 405 |")

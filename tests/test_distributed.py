@@ -172,4 +172,4 @@ def test_groups_and_minibatches_that_cannot_be_split_are_refused(refused, monkey
     for script, option in (("grpo_rtg", "--num-groups"), ("ppo", "--num-envs")):
         monkeypatch.setattr(importlib.import_module(script), "WORLD_SIZE", 2)
         refused(f"{option} must be a multiple of the 2 processes", script, option, 3)
-        refused("--minibatch-size must be from 2 to", script, "--minibatch-size", 1)
+        refused("--minibatch-size must be at least 2", script, "--minibatch-size", 1)

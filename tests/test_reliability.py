@@ -239,7 +239,7 @@ class TestFiles:
     What is asked of it is one script's: load is the same in all.
     """
 
-    UNFIT = "it is not whole, or of other options or another version of the script$"
+    UNFIT = "it is not whole, or of other options, another environment or another version$"
 
     def refused(self, cli, path, why=UNFIT, *args, script="grpo_rtg", options=None):
         for option in options or ["--evaluate", "--resume"]:

@@ -307,7 +307,7 @@ def seconds_until(runs: list[dict]) -> str:
 
 def steps_table() -> str:
     """A row for each environment: steps until the threshold of us and of others, and seconds."""
-    entries = ["grpo_rtg.py", boxes.SB3, boxes.RL_ZOO, "CleanRL"]
+    entries = ["grpo_rtg.py", "ppo.py", boxes.SB3, boxes.RL_ZOO, "CleanRL"]
     timed = compared("seconds")
     lines = []
     for env, found in compared().items():
@@ -318,7 +318,7 @@ def steps_table() -> str:
                 cell += f", {seconds_until(timed[env][entry])} s"
             cells.append(cell)
         lines.append(cells)
-    return markdown(["", "`grpo_rtg.py`", *entries[1:]], lines)
+    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", *entries[2:]], lines)
 
 
 def seconds_table() -> str:

@@ -25,6 +25,8 @@ class GridWorld(gym.Env):
     def __init__(self, render_mode: str | None = None):
         self.observation_space = gym.spaces.MultiDiscrete([SIZE] * 4)
         self.action_space = gym.spaces.Discrete(len(MOVES))
+        if render_mode not in (None, "ansi"):
+            raise ValueError("the grid world is shown as text only")
         self.render_mode = render_mode
 
     def reset(
