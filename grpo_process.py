@@ -632,7 +632,8 @@ class Run:
         self.args = args
         self.progress = Progress()
         self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
-        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{timestamp()}"
+        now = f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{now}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume is not None:
             self.dir = Path(args.resume).parent
@@ -792,11 +793,6 @@ def load(path: str, parts: dict | None = None) -> dict:
     return states
 
 
-def timestamp() -> str:
-    """The date and time to the microsecond, for names of folders."""
-    return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-
-
 def command(option: str, path: Path, args: Args) -> str:
     """What to type to go on with a run or to play a policy."""
     words = ["python", os.path.relpath(__file__), option, str(path)]
@@ -849,7 +845,7 @@ def play_saved(args: Args) -> None:
     policy = Policy(env.observation_space, env.action_space, args)
     load(args.evaluate, {"policy": policy})
     env.close()
-    video_dir = Path(args.evaluate).parent / "videos" / timestamp()
+    video_dir = Path(args.evaluate).parent / "videos" / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
 
 
