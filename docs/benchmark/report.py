@@ -318,7 +318,7 @@ def steps_table() -> str:
                 cell += f", {seconds_until(timed[env][entry])} s"
             cells.append(cell)
         lines.append(cells)
-    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", *entries[2:]], lines)
+    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", "SB3 PPO", "SB3, RL-Zoo", "CleanRL"], lines)
 
 
 def seconds_table() -> str:
