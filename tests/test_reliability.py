@@ -1,4 +1,4 @@
-"""Nothing lost: kills, full disks, foreign files; docs/reliability.md gives the promises."""
+"""Nothing lost: kills, full disks, foreign files; docs/performance.md gives the promises."""
 
 import functools
 import importlib
