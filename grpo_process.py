@@ -22,9 +22,9 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-By default, unlike in the paper: no reward model to train (line 12 of Algorithm 1), no KL term
-(β = 0: no policy is pretrained), a mean over steps (Eq. 3's: --loss-agg trajectory), minibatches,
-early stopping by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
+By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
+policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
+minibatches, an end by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
 """
 
 import inspect
@@ -104,7 +104,7 @@ class Program:
 
 @dataclass
 class Args(Program, Environment, Algorithm):
-    """All options, those of the last base first; Args() is the default run."""
+    """All options; Args() is the default run."""
 
 
 def compute_advantages(
@@ -198,8 +198,8 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
-            padding = torch.where(missing, -1e9, 0.0)  # for the logits
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
+            padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
@@ -289,7 +289,7 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
         seeds = rng.integers(2**31, size=len(envs))
     time_steps = list(play(envs, policy, seeds, rng))  # lines 7 and 8
     by_time = [np.concatenate(column) for column in zip(*time_steps)]
-    order = by_time[0].argsort(kind="stable")  # by episode, and within one by time
+    order = by_time[0].argsort(kind="stable")  # of members: by episode, and within one by time
     by_episode = [torch.from_numpy(column[order]) for column in by_time]
     members, obs, actions, rewards, terminated, truncated = by_episode  # of all S steps
     if not (obs.isfinite().all() and rewards.isfinite().all()):
@@ -352,7 +352,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """--update-epochs passes over all S steps, shuffled; --minibatch-size: over all processes."""
+    """--update-epochs shuffled passes over all S steps; all processes share --minibatch-size."""
     num_steps = len(batch["obs"])
     num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
@@ -376,7 +376,7 @@ def train(args: Args) -> dict:
     reference = deepcopy(policy)  # π_ref
     optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
-    run = Run(args, parts)
+    run = Run(args, parts)  # with --resume it loads the parts from the checkpoint
     progress = run.progress
 
     while True:  # lines 2 and 4
@@ -389,7 +389,7 @@ def train(args: Args) -> dict:
         # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old (line 6) is
         # π_θ as it is before update, which the log-probabilities in the batch remember.
         episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups)
-        new_steps = over_processes(len(episodes.obs))
+        new_steps = over_processes(len(episodes.obs), dist.ReduceOp.SUM)
         if progress.step + new_steps > args.total_timesteps:
             break  # the iteration is dropped
 
@@ -558,8 +558,8 @@ def start_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
-    """The sum, or what else op says, of the number that each of torchrun's processes has."""
+def over_processes(number: int, op: dist.ReduceOp) -> int:
+    """The sum or the minimum, as op says, of the number that each of torchrun's processes has."""
     tensor = torch.tensor(number)
     if dist.is_initialized():
         dist.all_reduce(tensor, op)
@@ -724,7 +724,7 @@ class Run:
         self.saved = time.perf_counter()
 
     def finish(self, envs: list[gym.Env]) -> dict:
-        """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
+        """Save, evaluate, report; return run_dir, train_return and what Progress has."""
         self.bar.close()
         for env in envs:
             env.close()
@@ -747,13 +747,7 @@ class Run:
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
-        return {
-            "run_dir": self.dir,
-            "steps": progress.step,
-            "seconds": progress.seconds,
-            "train_return": train_return,
-            "eval_returns": np.array(progress.eval_returns),
-        }
+        return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 
 def save(path: Path, args: Args, states: dict) -> None:
@@ -771,17 +765,17 @@ def save(path: Path, args: Args, states: dict) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str, parts: dict | None = None) -> dict:
-    """Read what save wrote, and load it into parts, such as a network; UserError if that fails."""
+def load(path: str, parts: dict | None = None) -> Args:
+    """Load what save wrote into parts, such as a network; return the options. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
         if states["args"].keys() != asdict(Args()).keys():
             raise UserError("it was made by another version of the script")
-        states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
+        return Args(**states["args"])
     except (UserError, OSError) as error:
         raise UserError(f"Cannot use {path}: {error}") from error
     except KeyError as error:
@@ -790,7 +784,6 @@ def load(path: str, parts: dict | None = None) -> dict:
     except Exception as error:  # torch.load alone raises half a dozen kinds
         why = "it is not whole, or of other options, another environment or another version"
         raise UserError(f"Cannot use {path}: {why}") from error
-    return states
 
 
 def command(option: str, path: Path, args: Args) -> str:
@@ -827,7 +820,7 @@ def defaults(given: Args) -> Args:
     args = Args()
     path = given.evaluate or given.resume
     if path:
-        args = load(path)["args"]
+        args = load(path)
         if ":" in args.env_id and args.env_id != given.env_id:
             raise UserError(f"{path} imports {args.env_id}: if you trust that, give it as --env-id")
     if given.evaluate is not None:
@@ -861,10 +854,10 @@ class Options:
 def parse_args(default: Args) -> Args:
     """Read the command line, whose --help shows the options by group."""
 
-    def part(kind):
+    def group(kind):
         return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
-    options = Options(part(Algorithm), part(Environment), part(Program))
+    options = Options(group(Algorithm), group(Environment), group(Program))
     options = tyro.cli(
         Options,
         default=options,

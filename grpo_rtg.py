@@ -18,7 +18,8 @@ This file compares returns-to-go with a baseline b (Kaggle discussion 573162, sb
 --baseline group: b is the mean over the group's steps, as proposed there. timestep: the mean over
 the members alive at t. regression: no mean of the group but a value estimate, a least-squares fit
 of R to state and time over this and earlier iterations' groups. With it GAE (arXiv:1506.02438)
-takes the place of R - b, its equal at λ = 1. At the end b is 0; at a time limit it stays as it was:
+takes the place of R - b, its equal at λ = 1. After its end an episode has b = 0, but where a time
+limit cut it the last b, in place of the rewards that were cut off:
 
     Σ_{j≥t} (γλ)^(j-t) (r_{i,j} + γ b_{i,j+1} - b_{i,j})
 
@@ -28,9 +29,9 @@ takes the place of R - b, its equal at λ = 1. At the end b is 0; at a time limi
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-By default, unlike in the paper: no reward model to train (line 12 of Algorithm 1), no KL term
-(β = 0: no policy is pretrained), a mean over steps (Eq. 3's: --loss-agg trajectory), minibatches,
-early stopping by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
+By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
+policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
+minibatches, an end by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
 """
 
 import inspect
@@ -114,7 +115,7 @@ class Program:
 
 @dataclass
 class Args(Program, Environment, Algorithm):
-    """All options, those of the last base first; Args() is the default run."""
+    """All options; Args() is the default run."""
 
 
 def compute_advantages(
@@ -122,15 +123,14 @@ def compute_advantages(
     mask: Tensor,
     gamma: float,
     norm_std: bool = True,
-    baseline: str = "timestep",
+    baseline: str = "timestep",  # "regression", the script's default, needs values
     values: Tensor | None = None,
     gae_lambda: float = 0.98,
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
 
-    rewards and mask are [K, G, T]. "regression" needs its b as values [K, G, T + 1]: after the last
-    step 0, unless a time limit cut the episode. A group whose R - b have no spread beyond the
-    rounding of R gives exactly 0.
+    rewards and mask are [K, G, T]; values [K, G, T + 1] are the b of "regression". A group whose
+    R - b have no spread beyond the rounding of R gives exactly 0.
     """
     rewards = rewards.double().where(mask, 0)
     returns = discounted_sums(rewards, gamma)  # R
@@ -145,7 +145,7 @@ def compute_advantages(
         advantages = discounted_sums(deltas.where(mask, 0), gamma * gae_lambda)
     advantages = advantages.where(mask, 0)
 
-    # Their mean is 0, but not with "regression": there it stays in, and std is a root mean square.
+    # Advantages have mean 0, but not with "regression": there std is a root mean square.
     square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)
     std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
     tied = std <= 1e-6 * returns.abs().amax(dim=(1, 2), keepdim=True)
@@ -225,8 +225,8 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
-            padding = torch.where(missing, -1e9, 0.0)  # for the logits
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
+            padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
@@ -316,7 +316,7 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
         seeds = rng.integers(2**31, size=len(envs))
     time_steps = list(play(envs, policy, seeds, rng))  # lines 7 and 8
     by_time = [np.concatenate(column) for column in zip(*time_steps)]
-    order = by_time[0].argsort(kind="stable")  # by episode, and within one by time
+    order = by_time[0].argsort(kind="stable")  # of members: by episode, and within one by time
     by_episode = [torch.from_numpy(column[order]) for column in by_time]
     members, obs, actions, rewards, terminated, truncated = by_episode  # of all S steps
     if not (obs.isfinite().all() and rewards.isfinite().all()):
@@ -379,7 +379,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """--update-epochs passes over all S steps, shuffled; --minibatch-size: over all processes."""
+    """--update-epochs shuffled passes over all S steps; all processes share --minibatch-size."""
     num_steps = len(batch["obs"])
     num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
@@ -420,11 +420,11 @@ class ReturnRegression(nn.Module):
         """Fit the episodes' returns and give b [K, G, T + 1], as compute_advantages takes it."""
         t = episodes.mask.nonzero()[:, 2:]  # of each step, [S, 1]
         inputs = torch.cat([episodes.obs, t], dim=-1)  # [S, D + 1]
-        self.input_stats.update(inputs)  # earlier sums keep those of their time
+        self.input_stats.update(inputs)  # features in earlier sums stay as they were
         cosines = torch.cos(self.input_stats.normalize(inputs) @ self.frequencies + self.phases)
         features = nn.functional.pad(cosines, (1, 0), value=1.0)  # φ, the constant first
 
-        # What a time limit cut off is the last iteration's b, added as a reward at |o_i|.
+        # The last iteration's fit says what a time limit cut off: its b is a reward at |o_i|.
         mask = nn.functional.pad(episodes.mask, (0, 1))  # [K, G, T + 1]
         tail = self.values(features, episodes).where(~mask, 0)
         rewards = nn.functional.pad(episodes.rewards, (0, 1)) + tail
@@ -440,7 +440,7 @@ class ReturnRegression(nn.Module):
         return self.values(features, episodes)
 
     def values(self, features: Tensor, episodes: Episodes) -> Tensor:
-        """b [K, G, T + 1]; once an episode is over 0, or its last b where a time limit cut it."""
+        """b [K, G, T + 1]: after its end an episode has 0, or its last b if a time limit cut it."""
         mask = nn.functional.pad(episodes.mask, (0, 1))
         values = torch.zeros(mask.shape).double().masked_scatter(mask, features @ self.weights)
         end = episodes.mask.sum(dim=-1, keepdim=True)  # |o_i|
@@ -464,7 +464,7 @@ def train(args: Args) -> dict:
     parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
     if args.baseline == "regression":
         parts["regression"] = ReturnRegression(obs_space.shape[0], args.decay)
-    run = Run(args, parts)
+    run = Run(args, parts)  # with --resume it loads the parts from the checkpoint
     progress = run.progress
 
     while True:  # lines 2 and 4
@@ -477,7 +477,7 @@ def train(args: Args) -> dict:
         # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old (line 6) is
         # π_θ as it is before update, which the log-probabilities in the batch remember.
         episodes = collect_groups(envs, policy, num_groups, rng, args.seed_groups)
-        new_steps = over_processes(len(episodes.obs))
+        new_steps = over_processes(len(episodes.obs), dist.ReduceOp.SUM)
         if progress.step + new_steps > args.total_timesteps:
             break  # the iteration is dropped
 
@@ -655,8 +655,8 @@ def start_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
-    """The sum, or what else op says, of the number that each of torchrun's processes has."""
+def over_processes(number: int, op: dist.ReduceOp) -> int:
+    """The sum or the minimum, as op says, of the number that each of torchrun's processes has."""
     tensor = torch.tensor(number)
     if dist.is_initialized():
         dist.all_reduce(tensor, op)
@@ -821,7 +821,7 @@ class Run:
         self.saved = time.perf_counter()
 
     def finish(self, envs: list[gym.Env]) -> dict:
-        """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
+        """Save, evaluate, report; return run_dir, train_return and what Progress has."""
         self.bar.close()
         for env in envs:
             env.close()
@@ -844,13 +844,7 @@ class Run:
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
-        return {
-            "run_dir": self.dir,
-            "steps": progress.step,
-            "seconds": progress.seconds,
-            "train_return": train_return,
-            "eval_returns": np.array(progress.eval_returns),
-        }
+        return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 
 def save(path: Path, args: Args, states: dict) -> None:
@@ -868,17 +862,17 @@ def save(path: Path, args: Args, states: dict) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str, parts: dict | None = None) -> dict:
-    """Read what save wrote, and load it into parts, such as a network; UserError if that fails."""
+def load(path: str, parts: dict | None = None) -> Args:
+    """Load what save wrote into parts, such as a network; return the options. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
         if states["args"].keys() != asdict(Args()).keys():
             raise UserError("it was made by another version of the script")
-        states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
+        return Args(**states["args"])
     except (UserError, OSError) as error:
         raise UserError(f"Cannot use {path}: {error}") from error
     except KeyError as error:
@@ -887,7 +881,6 @@ def load(path: str, parts: dict | None = None) -> dict:
     except Exception as error:  # torch.load alone raises half a dozen kinds
         why = "it is not whole, or of other options, another environment or another version"
         raise UserError(f"Cannot use {path}: {why}") from error
-    return states
 
 
 def command(option: str, path: Path, args: Args) -> str:
@@ -925,7 +918,7 @@ def defaults(given: Args) -> Args:
     args = Args()
     path = given.evaluate or given.resume
     if path:
-        args = load(path)["args"]
+        args = load(path)
         if ":" in args.env_id and args.env_id != given.env_id:
             raise UserError(f"{path} imports {args.env_id}: if you trust that, give it as --env-id")
     if given.evaluate is not None:
@@ -959,10 +952,10 @@ class Options:
 def parse_args(default: Args) -> Args:
     """Read the command line, whose --help shows the options by group."""
 
-    def part(kind):
+    def group(kind):
         return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
-    options = Options(part(Algorithm), part(Environment), part(Program))
+    options = Options(group(Algorithm), group(Environment), group(Program))
     options = tyro.cli(
         Options,
         default=options,

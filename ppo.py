@@ -98,7 +98,7 @@ class Program:
 
 @dataclass
 class Args(Program, Environment, Algorithm):
-    """All options, those of the last base first; Args() is the default run."""
+    """All options; Args() is the default run."""
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
@@ -160,8 +160,8 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # no such option, [A, C]
-            padding = torch.where(missing, -1e9, 0.0)  # for the logits
+            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
+            padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
@@ -318,7 +318,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
 
 
 def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """--update-epochs passes over all S steps, shuffled; --minibatch-size: over all processes."""
+    """--update-epochs shuffled passes over all S steps; all processes share --minibatch-size."""
     num_steps = len(batch["obs"])
     num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
     num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
@@ -339,7 +339,7 @@ def train(args: Args) -> dict:
     envs = [make_env(args) for _ in range(num_envs)]
     policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args).to(device)
     optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    run = Run(args, {"policy": policy, "optimizer": optimizer})
+    run = Run(args, {"policy": policy, "optimizer": optimizer})  # with --resume it loads them
     progress = run.progress
     running = Running(envs, np.random.default_rng([args.seed, RANK, progress.iteration, 1]))
     if args.resume is not None and RANK == 0:
@@ -526,8 +526,8 @@ def start_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def over_processes(number: int, op=dist.ReduceOp.SUM) -> int:
-    """The sum, or what else op says, of the number that each of torchrun's processes has."""
+def over_processes(number: int, op: dist.ReduceOp) -> int:
+    """The sum or the minimum, as op says, of the number that each of torchrun's processes has."""
     tensor = torch.tensor(number)
     if dist.is_initialized():
         dist.all_reduce(tensor, op)
@@ -709,7 +709,7 @@ class Run:
         self.saved = time.perf_counter()
 
     def finish(self, envs: list[gym.Env]) -> dict:
-        """Save, evaluate, report; return run_dir, steps, seconds, train_return and eval_returns."""
+        """Save, evaluate, report; return run_dir, train_return and what Progress has."""
         self.bar.close()
         for env in envs:
             env.close()
@@ -732,13 +732,7 @@ class Run:
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
         print(f"Watch: {command('--evaluate', model, self.args)} --render")
-        return {
-            "run_dir": self.dir,
-            "steps": progress.step,
-            "seconds": progress.seconds,
-            "train_return": train_return,
-            "eval_returns": np.array(progress.eval_returns),
-        }
+        return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 
 def save(path: Path, args: Args, states: dict) -> None:
@@ -756,17 +750,17 @@ def save(path: Path, args: Args, states: dict) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str, parts: dict | None = None) -> dict:
-    """Read what save wrote, and load it into parts, such as a network; UserError if that fails."""
+def load(path: str, parts: dict | None = None) -> Args:
+    """Load what save wrote into parts, such as a network; return the options. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
         if states["args"].keys() != asdict(Args()).keys():
             raise UserError("it was made by another version of the script")
-        states["args"] = Args(**states["args"])
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
+        return Args(**states["args"])
     except (UserError, OSError) as error:
         raise UserError(f"Cannot use {path}: {error}") from error
     except KeyError as error:
@@ -775,7 +769,6 @@ def load(path: str, parts: dict | None = None) -> dict:
     except Exception as error:  # torch.load alone raises half a dozen kinds
         why = "it is not whole, or of other options, another environment or another version"
         raise UserError(f"Cannot use {path}: {why}") from error
-    return states
 
 
 def command(option: str, path: Path, args: Args) -> str:
@@ -813,7 +806,7 @@ def defaults(given: Args) -> Args:
     args = Args()
     path = given.evaluate or given.resume
     if path:
-        args = load(path)["args"]
+        args = load(path)
         if ":" in args.env_id and args.env_id != given.env_id:
             raise UserError(f"{path} imports {args.env_id}: if you trust that, give it as --env-id")
     if given.evaluate is not None:
@@ -847,10 +840,10 @@ class Options:
 def parse_args(default: Args) -> Args:
     """Read the command line, whose --help shows the options by group."""
 
-    def part(kind):
+    def group(kind):
         return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
 
-    options = Options(part(Algorithm), part(Environment), part(Program))
+    options = Options(group(Algorithm), group(Environment), group(Program))
     options = tyro.cli(
         Options,
         default=options,

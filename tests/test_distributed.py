@@ -106,7 +106,7 @@ def test_two_processes_average_their_gradients_and_stay_alike(script):
     size = np.mean(one["sizes"]) + np.mean(other["sizes"])
     assert 24 < size < 48  # about 32 together; all take as many as the one with the fewest steps
     steps = one["steps"] + other["steps"]
-    assert one["summary"]["steps"] == steps <= 900
+    assert one["summary"]["step"] == steps <= 900
     assert one["parts"]["policy"]["obs_stats.count"] == pytest.approx(steps / 2)  # the mean
     assert other["summary"] == {} and len(one["dirs"]) == 1
     assert one["out"].count("Trained") == 1 and "Trained" not in other["out"]

@@ -39,7 +39,7 @@ def test_scripts_learn(script, env_id, steps, threshold, options):
         pytest.importorskip("Box2D")
     options = options | {"env_id": env_id, "total_timesteps": steps}
     runs = (train(script, seed=seed, **options) for seed in (201, 202))
-    assert any(run["eval_returns"].mean() >= threshold for run in runs)
+    assert any(np.mean(run["eval_returns"]) >= threshold for run in runs)
 
 
 def test_process_supervision_learns_nothing_on_cartpole():
@@ -61,7 +61,7 @@ def test_actions_of_any_kind_are_learned(script, env, kwargs):
     options |= {} if script == "ppo" else {"num_groups": 1}
     options |= {"env_id": f"tests.envs:{env}-v0", "env_kwargs": json.dumps(kwargs)}
     summary = train(script, total_timesteps=6000, **options)
-    assert summary["eval_returns"].mean() >= 9 and summary["train_return"] > 7
+    assert np.mean(summary["eval_returns"]) >= 9 and summary["train_return"] > 7
     recent = read(summary["run_dir"] / "checkpoint.pt")["progress"]["recent_returns"]
     assert len(recent) == 100 and np.mean(recent) == summary["train_return"]
 
@@ -71,7 +71,7 @@ def test_actions_of_any_kind_are_learned(script, env, kwargs):
 def test_what_has_been_solved_is_not_ruined(script, steps):
     """Without a bound on the KL divergence an update ends far from where it began."""
     summary = train(script, env_id="tests.envs:Repeat-v0", total_timesteps=steps)
-    assert summary["eval_returns"].mean() > -2  # untrained -11
+    assert np.mean(summary["eval_returns"]) > -2  # untrained -11
     assert max(curves(summary["run_dir"])["losses/approx_kl"].values()) < 0.2
 
 
@@ -79,7 +79,7 @@ def test_what_has_been_solved_is_not_ruined(script, steps):
 @both_kinds
 def test_episodes_of_one_step_are_learned(script):
     summary = train(script, env_id="tests.envs:Match-v0", total_timesteps=20_000)
-    assert summary["eval_returns"].mean() == 1
+    assert np.mean(summary["eval_returns"]) == 1
 
 
 ENVS = ["Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "MountainCar-v0", "Taxi-v4"]
@@ -96,4 +96,4 @@ def test_runs_on(script, env_id):
         options = {"group_size": 4, "kl_coef": 0.04, "loss_agg": "trajectory"}
     options |= {"max_episode_steps": 60, "eval_episodes": 2, "ent_coef": 0.01, "norm_obs": True}
     summary = train(script, env_id=env_id, total_timesteps=1000, minibatch_size=64, **options)
-    assert 300 < summary["steps"] <= 1000 and np.isfinite(summary["eval_returns"]).all()
+    assert 300 < summary["step"] <= 1000 and np.isfinite(summary["eval_returns"]).all()

@@ -204,7 +204,7 @@ def run_script(job: dict) -> dict:
     def watched_finish(*args):
         result.update(meter.result())  # without the evaluation that follows
         summary = finish(*args)
-        result["greedy"] = float(summary["eval_returns"].mean())
+        result["greedy"] = mean(summary["eval_returns"])
         return summary
 
     setattr(module, name, watched_collect)

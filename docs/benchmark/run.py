@@ -89,7 +89,7 @@ def execute(job: Job) -> dict:
     except Exception as error:  # whatever a script raises: the other runs go on
         return row | {"error": f"{job.command}: {type(error).__name__}: {error}"}
     return row | {
-        "steps": summary["steps"],
+        "steps": summary["step"],
         "train_return": f"{summary['train_return']:.6g}",
         "seconds": f"{summary['seconds']:.1f}",
         "command": job.command,
@@ -110,7 +110,7 @@ def load_script(script: str):
 
 def evaluate(module, model: Path, env_id: str) -> dict[str, str]:
     """Mean returns of a saved policy, greedy and sampled, on the study's environment itself."""
-    args = module.load(model)["args"]
+    args = module.load(model)
     args = replace(args, env_id=env_id, eval_episodes=EPISODES)
     env = module.make_env(args)
     network = getattr(module, "ActorCritic", module.Policy)

@@ -61,8 +61,8 @@ def train(flags: list[str]) -> dict[str, float]:
     ):
         summary = grpo_rtg.train(args)
     return {
-        "steps": summary["steps"],
-        "rate": summary["steps"] / summary["seconds"],
+        "steps": summary["step"],
+        "rate": summary["step"] / summary["seconds"],
         "peak": torch.cuda.max_memory_allocated() / 2**20,
     }
 

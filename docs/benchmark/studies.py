@@ -138,6 +138,16 @@ def outcome():
                 yield env, f"{setting}: {name}", seed, line
 
 
+def singly():
+    """The shapes of the ladder's other variants, which had no say in it."""
+    for seed in TUNING_SEEDS:
+        for env, steps in TUNING_STEPS.items():
+            for rung, script in (("group", RUNGS["group"]), ("process", BESIDE["process"])):
+                for name in SHAPES if env not in MUJOCO else ():
+                    line = command(env, script, rung_flags(env, rung, name), seed, steps)
+                    yield env, f"{rung}: {name}", seed, line
+
+
 def ladder():
     """From outcome to PPO; the seeds take turns, so that what has been run can be compared."""
     for seed in SEEDS:
@@ -264,4 +274,4 @@ def fair():
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
 STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
-STUDIES |= {"mujoco": mujoco, "million": million}
+STUDIES |= {"mujoco": mujoco, "million": million, "singly": singly}
