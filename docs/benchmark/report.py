@@ -392,7 +392,7 @@ def ablations_table() -> str:
 
 def mujoco_table() -> str:
     """A row for each environment and rung on MuJoCo: greedy returns; bold: what the ladder has."""
-    columns = ["--log-std-init 0", "--log-std-init -2", "--no-norm-obs"]
+    columns = ["--log-std-init 0", "--log-std-init -2", "--no-norm-obs", "normalized rewards"]
     ladder = load_ladder()
     lines = []
     for env, settings in load("mujoco").items():
@@ -405,7 +405,8 @@ def mujoco_table() -> str:
                 else:
                     line.append(typical(env, rows, "greedy") if rows else "–")
             lines.append(line)
-    return markdown(["environment", "rung", *(f"`{options}`" for options in columns)], lines)
+    head = ["environment", "rung", *(f"`{options}`" for options in columns[:3]), columns[3]]
+    return markdown(head, lines)
 
 
 def both(rows: list[dict]) -> str:

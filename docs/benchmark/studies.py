@@ -181,7 +181,7 @@ LOG_STD = {"Hopper-v5": "--log-std-init 0", "HalfCheetah-v5": "--log-std-init -2
 
 
 def mujoco():
-    """The ladder on MuJoCo with the other first log std, or without normalized observations."""
+    """The ladder on MuJoCo with the other first log std, or observations or rewards otherwise."""
     for seed in SEEDS[:5]:
         for env, other in zip(MUJOCO, reversed(LOG_STD.values())):
             changes = [(rung, other) for rung in ("timestep", "memory", "PPO")]
@@ -189,6 +189,8 @@ def mujoco():
             for rung, options in changes:
                 flags = f"{rung_flags(env, rung, LADDER_SHAPE[env])} {options}"
                 yield env, f"{rung} {options}", seed, command(env, RUNGS[rung], flags, seed)
+            flags = rung_flags(env, "PPO", LADDER_SHAPE[env])
+            yield env, "PPO normalized rewards", seed, command(env, NORMALIZED, flags, seed)
 
 
 def million():
