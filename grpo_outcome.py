@@ -21,9 +21,9 @@ This file's advantage (section 4.1.2) compares whole episodes, by their returns:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-By default, unlike in the paper: no reward model to train (line 12 of Algorithm 1), no KL term
-(β = 0: no policy is pretrained), a mean over steps (Eq. 3's: --loss-agg trajectory), minibatches,
-early stopping by KL (--target-kl), gradient clipping, a falling learning rate.
+By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
+policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
+minibatches, early stopping (--target-kl), gradient clipping, a falling learning rate.
 """
 
 import inspect

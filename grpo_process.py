@@ -24,7 +24,7 @@ over the group's steps; it is 0 where every step pays the same, as on CartPole:
 
 By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
 policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
-minibatches, an end by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
+minibatches, early stopping (--target-kl), gradient clipping, a falling learning rate, a discount.
 """
 
 import inspect

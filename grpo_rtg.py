@@ -31,7 +31,7 @@ limit cut it the last b, in place of the rewards that were cut off:
 
 By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
 policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
-minibatches, an end by KL (--target-kl), gradient clipping, a falling learning rate, a discount.
+minibatches, early stopping (--target-kl), gradient clipping, a falling learning rate, a discount.
 """
 
 import inspect
