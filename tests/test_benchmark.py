@@ -78,13 +78,13 @@ def test_a_study_is_resumed_and_changed_flags_are_run_again(load, monkeypatch, t
 
     monkeypatch.setattr(run, "run_all", run_all)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py", "small"])
+    monkeypatch.setattr(sys, "argv", ["run.py", "ladder"])
     changed = *JOB[:3], COMMAND.replace("1e-9", "1e-8")
     for jobs, number in (([JOB], 1), ([JOB], 1), ([changed], 2), ([changed], 2)):
-        monkeypatch.setattr(studies, "STUDIES", {"small": lambda jobs=jobs: jobs})
+        monkeypatch.setitem(studies.STUDIES, "ladder", lambda jobs=jobs: jobs)
         run.main()
         assert len(executed) == number
-    [row] = csv.DictReader((tmp_path / "small.csv").open())
+    [row] = csv.DictReader((tmp_path / "ladder.csv").open())
     assert row["command"] == changed[3]
 
 

@@ -4,7 +4,7 @@ Stable-Baselines3's PPO and from CleanRL's.
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/boxes.py --seeds 1-5
     python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
-    python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --cleanrl-python PYTHON
+    python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --python PYTHON
     python docs/benchmark/boxes.py --seeds 1-3 --csv seconds
 
 report.py makes the tables of what has been run.
@@ -31,7 +31,6 @@ It has no greedy return: ppo.py stores no model, and the one of ppo_continuous_a
 statistics of the observations it was trained on.
 """
 
-import argparse
 import io
 import json
 import os
@@ -285,7 +284,8 @@ def execute(job: Job, cleanrl: str | None, python: str) -> dict:
 
     steps, threshold, *_ = ENVIRONMENTS[job.env]
     todo = asdict(job) | {"command": job.command, "steps": steps, "threshold": threshold}
-    todo |= {"cleanrl": cleanrl, "python": python, "spawned": time.time()}
+    paths = {"cleanrl": os.path.abspath(cleanrl or ""), "python": os.path.abspath(python)}
+    todo |= paths | {"spawned": time.time()}
     env = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).resolve()), "one", json.dumps(todo)]
@@ -351,42 +351,28 @@ def results(rows: dict[tuple, dict]) -> dict[str, dict[str, list[dict]]]:
     return {env: {x: runs for x, runs in of.items() if runs} for env, of in found.items()}
 
 
-def first_to_last(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+@dataclass
+class Options:
+    seeds: str = "1-5"  # first-last or one
+    jobs: int = 1  # runs side by side slow each other
+    only: str = ""  # regular expression that 'environment entry seed' must match
+    csv: str = "boxes"  # name of the file in results/
+    cleanrl: str | None = None  # a checkout of CleanRL, whose runs are left out without it
+    python: str = sys.executable  # an interpreter that can run it
 
 
 def main() -> None:
     if sys.argv[1:2] == ["one"]:
         return one(json.loads(sys.argv[2]))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=first_to_last, default="1-5", help="first-last or one")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side slow each other")
-    parser.add_argument(
-        "--only", default="", help="regular expression that 'environment entry seed' must match"
-    )
-    parser.add_argument("--csv", default="boxes", help="name of the file in results/")
-    path = os.path.abspath  # runs have a folder of their own
-    parser.add_argument("--cleanrl", type=path, help="a checkout of CleanRL")
-    parser.add_argument(
-        "--cleanrl-python", type=path, default=sys.executable, help="an interpreter that can run it"
-    )
-    args = parser.parse_args()
-    script = args.cleanrl and Path(args.cleanrl, "cleanrl", "ppo.py")
-    for needed in (script, args.cleanrl_python) if script else ():
-        if not os.path.isfile(needed):
-            parser.error(f"There is no {needed}.")
-    if not args.cleanrl and "cleanrl" in args.only.lower():
-        parser.error("CleanRL's runs need --cleanrl CHECKOUT and --cleanrl-python PYTHON.")
-    jobs = [Job(env, x, seed) for seed in args.seeds for env in ENVIRONMENTS for x in entries(env)]
+    import tyro  # here, for it would count as start-up of SB3
+
+    args = tyro.cli(Options, description=__doc__)
+    first, _, last = args.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    jobs = [Job(env, x, seed) for seed in seeds for env in ENVIRONMENTS for x in entries(env)]
     jobs = [job for job in jobs if args.cleanrl or not job.variant.startswith("CleanRL")]
     jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-    file = CSV.with_stem(args.csv)
-    failed = run_missing(jobs, args.jobs, file, args.cleanrl, args.cleanrl_python)
-    if failed:
-        sys.exit(failed)
+    sys.exit(run_missing(jobs, args.jobs, CSV.with_stem(args.csv), args.cleanrl, args.python))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ interquartile mean (IQM), with 95% percentile bootstrap intervals that resample 
 environment, and the probability of improvement.
 """
 
-import argparse
 import csv
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import numpy as np
 import random_policy
 import run
 import studies
+import tyro
 from scipy.stats import bootstrap, trim_mean
 
 DOCS = Path(__file__).parents[1]
@@ -578,12 +579,13 @@ def with_tables(page: str) -> str:
     return re.sub(table, fill, page, flags=re.DOTALL)
 
 
+@dataclass
+class Options:
+    check: bool = False  # write nothing
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
+    check = tyro.cli(Options, description=__doc__).check
     paths = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
     pages = {path: with_tables(path.read_text()) for path in paths}
     old = [str(path) for path, page in pages.items() if page != path.read_text()]

@@ -16,7 +16,6 @@ episodes in each 25th of the budget; command, commit and versions. A + after the
 differed from it.
 """
 
-import argparse
 import contextlib
 import csv
 import importlib.util
@@ -35,6 +34,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 # for this process and all it starts
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -241,19 +241,18 @@ def replay(rows: list[dict], processes: int) -> bool:
     return not any(end.startswith("otherwise") for end in ends)
 
 
+@dataclass
+class Options:
+    study: tyro.conf.Positional[Literal[tuple(studies.STUDIES)]]
+    jobs: int = os.cpu_count()  # runs side by side
+    only: str = ""  # regular expression that 'environment variant seed' must match
+    list: bool = False  # say what is missing, run nothing
+    replay: int = 0  # run so many of the rows again
+    seed: int = 1  # with --replay: chooses the rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", choices=studies.STUDIES)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side")
-    parser.add_argument(
-        "--only", default="", help="regular expression that 'environment variant seed' must match"
-    )
-    parser.add_argument("--list", action="store_true", help="say what is missing, run nothing")
-    parser.add_argument("--replay", type=int, metavar="N", help="run N of the rows again")
-    parser.add_argument("--seed", type=int, default=1, help="with --replay: chooses the rows")
-    args = parser.parse_args()
+    args = tyro.cli(Options, description=__doc__)
     path = RESULTS / f"{args.study}.csv"
     rows = read(path)
     if args.replay:

@@ -13,7 +13,6 @@ gpu: one pass over minibatches of 64 steps an iteration, and a learning rate of 
 that all runs have the same short episodes (about 22 steps); with and without --cuda, side by side.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -21,9 +20,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -133,18 +134,17 @@ def gpu(seeds: range) -> None:
             print(f"| {width} | {groups} | {cells} |", flush=True)
 
 
-TABLES = {table.__name__: table for table in (parts, gpu)}
+@dataclass
+class Options:
+    table: tyro.conf.Positional[Literal["parts", "gpu"]]
+    seeds: str = "1-5"  # first-last
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", default="1-5", help="first-last")
-    args = parser.parse_args()
+    args = tyro.cli(Options, description=__doc__)
     first, last = map(int, args.seeds.split("-"))
-    TABLES[args.table](range(first, last + 1))
+    table = {"parts": parts, "gpu": gpu}[args.table]
+    table(range(first, last + 1))
 
 
 if __name__ == "__main__":
