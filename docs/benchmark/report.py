@@ -149,8 +149,8 @@ def short(env: str) -> str:
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["-"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    top, *lines = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return "\n".join([top, "|-" * len(head) + "|", *lines])
 
 
 def with_interval(point: tuple[float, float, float], digits: int = 2) -> str:
@@ -367,13 +367,15 @@ def features_table() -> str:
 
 
 def choices_table() -> str:
-    """A row for each environment and choice: greedy and training returns."""
+    """A row for each choice: greedy returns on the environments where it was tried."""
+    found = load("choices")
     lines = []
-    for env, settings in load("choices").items():
-        for name, rows in settings.items():
-            cells = [typical(env, rows, column) for column in ("greedy", "train_return")]
-            lines.append([short(env), name, *cells, str(len(rows))])
-    return markdown(["environment", "choice", "greedy", "training", "seeds"], lines)
+    for name in dict.fromkeys(name for choices in found.values() for name in choices):
+        line = [name]
+        for env, choices in found.items():
+            line.append(typical(env, choices[name], "greedy") if name in choices else "–")
+        lines.append(line)
+    return markdown(["choice", *(short(env) for env in found)], lines)
 
 
 def ablations_table() -> str:
@@ -463,8 +465,8 @@ def commands_table() -> str:
                 default = defaults[option.replace("-", "_")]
                 if not value or type(default)(value) != default:
                     line += f" --{option} {value}".rstrip()
-            lines.append([short(env), f"`{line}`"])
-    return markdown(["environment", "command"], lines)
+            lines.append(line)
+    return "\n".join(["```sh", *lines, "```"])
 
 
 def plain(rung: str) -> str:
