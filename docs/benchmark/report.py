@@ -418,12 +418,12 @@ def both(rows: list[dict]) -> str:
     return f"{np.mean(means):.4g}" if rows else "–"
 
 
-def tuning_table() -> str:
-    """The mean of greedy and sampled of timestep / regression with each shape; bold: the one taken.
+def shapes_table(study: str, head: str, rungs: tuple[str, str]) -> str:
+    """The mean of greedy and sampled of two rungs with each shape; bold: the ladder's shape.
 
-    Two tables, for MuJoCo has shapes of its own.
+    Where there are runs on MuJoCo, two tables, for it has shapes of its own.
     """
-    found = load("tuning")
+    found = load(study)
     tables = []
     for shapes in (studies.SHAPES, studies.LONG_SHAPES):
         lines = []
@@ -432,11 +432,11 @@ def tuning_table() -> str:
                 continue
             line = [short(env)]
             for shape in shapes:
-                rungs = ("timestep", "memory")
                 cell = " / ".join(both(found[env].get(f"{rung}: {shape}", [])) for rung in rungs)
                 line.append(f"**{cell}**" if shape == studies.LADDER_SHAPE[env] else cell)
             lines.append(line)
-        tables.append(markdown(["`timestep` / `regression`", *shapes], lines))
+        if lines:
+            tables.append(markdown([head, *shapes], lines))
     return "\n\n".join(tables)
 
 
@@ -565,7 +565,8 @@ TABLES = {
     "mujoco": mujoco_table,
     "fair": partial(each_seed_table, "fair"),
     "examples": examples_table,
-    "tuning": tuning_table,
+    "tuning": partial(shapes_table, "tuning", "`timestep` / `regression`", ("timestep", "memory")),
+    "singly": partial(shapes_table, "singly", "`group` / process", ("group", "process")),
     "outcome": outcome_table,
 }
 
