@@ -18,8 +18,8 @@ This file compares returns-to-go with a baseline b (Kaggle discussion 573162, sb
 --baseline group: b is the mean over the group's steps, as proposed there. timestep: the mean over
 the members alive at t. regression: no mean of the group but a value estimate, a least-squares fit
 of R to state and time over this and earlier iterations' groups. With it GAE (arXiv:1506.02438)
-takes the place of R - b, its equal at λ = 1. After its end an episode has b = 0, but where a time
-limit cut it the last b, in place of the rewards that were cut off:
+takes the place of R - b. After its end an episode has b = 0; where a time limit cut it, it has its
+last b, for the rewards that were cut off. With these in R, too, both are equal at λ = 1:
 
     Σ_{j≥t} (γλ)^(j-t) (r_{i,j} + γ b_{i,j+1} - b_{i,j})
 
@@ -29,9 +29,10 @@ limit cut it the last b, in place of the rewards that were cut off:
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-By default, unlike in the paper: no reward model (line 12 of Algorithm 1), no KL term (β = 0: no
-policy is pretrained), a mean over all steps (--loss-agg trajectory: over episodes, as in Eq. 3),
-minibatches, early stopping (--target-kl), gradient clipping, a falling learning rate, a discount.
+Unlike in the paper, rewards are the environment's: no reward model is trained (line 12). Further
+defaults: no KL term (β = 0: no policy is pretrained), a mean over all steps (--loss-agg trajectory:
+over episodes, as in Eq. 3), several passes (μ) over minibatches, early stopping (--target-kl),
+gradient clipping, a falling learning rate, a discount. A step of Algorithm 1 is an iteration here.
 """
 
 import inspect
@@ -110,7 +111,7 @@ class Program:
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
-    evaluate: str | None = None  # play the policy of this model.pt instead of training
+    evaluate: str | None = None  # play this model.pt or checkpoint.pt instead of training
 
 
 @dataclass
@@ -123,8 +124,9 @@ def compute_advantages(
     mask: Tensor,
     gamma: float,
     norm_std: bool = True,
-    baseline: str = "timestep",  # "regression", the script's default, needs values
-    values: Tensor | None = None,
+    *,
+    baseline: str,
+    values: Tensor | None = None,  # of "regression"
     gae_lambda: float = 0.98,
 ) -> Tensor:
     """Advantages [K, G, T] of every step, 0 where mask is False.
@@ -145,7 +147,7 @@ def compute_advantages(
         advantages = discounted_sums(deltas.where(mask, 0), gamma * gae_lambda)
     advantages = advantages.where(mask, 0)
 
-    # Advantages have mean 0, but not with "regression": there std is a root mean square.
+    # About 0, which is the mean but with "regression".
     square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)
     std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
     tied = std <= 1e-6 * returns.abs().amax(dim=(1, 2), keepdim=True)
@@ -165,7 +167,7 @@ def discounted_sums(x: Tensor, gamma: float) -> Tensor:
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
     """Weights w [K, G, T] such that (w x).mean() over all S steps is the mean that loss_agg names.
 
-    "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all groups).
+    "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all K groups).
     """
     if loss_agg == "step":
         return mask.double()
@@ -174,7 +176,7 @@ def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
 
 
 def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
-    """Minus the objective of Eq. 3 on a flat batch of B steps, and the metrics that are logged.
+    """Minus Eq. 3 and an entropy bonus on a flat batch of B steps, and the metrics that are logged.
 
     batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, ref_log_probs, advantages,
     weights (by step_weights).
@@ -309,32 +311,31 @@ def collect_groups(envs, policy: Policy, num_groups: int, rng, seed_groups=True)
 
     With seed_groups False each has its own. UserError if a group's starts differ, or for NaN.
     """
-    shape = (num_groups, len(envs) // num_groups)  # K, G
+    group_size = len(envs) // num_groups
     if seed_groups:  # line 5: K start states
-        seeds = rng.integers(2**31, size=num_groups).repeat(shape[1])
+        seeds = rng.integers(2**31, size=num_groups).repeat(group_size)
     else:
         seeds = rng.integers(2**31, size=len(envs))
     time_steps = list(play(envs, policy, seeds, rng))  # lines 7 and 8
-    by_time = [np.concatenate(column) for column in zip(*time_steps)]
-    order = by_time[0].argsort(kind="stable")  # of members: by episode, and within one by time
-    by_episode = [torch.from_numpy(column[order]) for column in by_time]
-    members, obs, actions, rewards, terminated, truncated = by_episode  # of all S steps
+    columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*time_steps)]
+    order = columns[0].argsort(stable=True)  # of members: by episode, and within one by time
+    members, obs, actions, rewards, terminated, truncated = (x[order] for x in columns)  # [S, …]
     if not (obs.isfinite().all() and rewards.isfinite().all()):
         raise UserError(f"{envs[0]} gives numbers that are not finite.")
 
     lengths = members.bincount()  # [K·G]
-    ends = lengths.cumsum(dim=0)
-    first_obs = obs[ends - lengths].view(*shape, -1)
+    ends = lengths.cumsum(dim=0)  # where the next episode begins
+    first_obs = obs[ends - lengths].view(num_groups, group_size, -1)
     if seed_groups and (first_obs != first_obs[:, :1]).any():
         why = "ignores reset(seed), or its constructor draws at random"
         raise UserError(f"{envs[0]} {why}: fix that, or --no-seed-groups.")
-    mask = torch.arange(lengths.max()) < lengths.view(*shape, 1)
+    mask = torch.arange(lengths.max()) < lengths.view(num_groups, group_size, 1)
     return Episodes(
         obs=obs,
         actions=actions,
         rewards=torch.zeros(mask.shape).double().masked_scatter(mask, rewards),
         mask=mask,
-        truncated=(truncated & ~terminated)[ends - 1].view(shape),
+        truncated=(truncated & ~terminated)[ends - 1].view(num_groups, group_size),
     )
 
 
@@ -362,18 +363,18 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
     """A gradient step a minibatch, until --target-kl ends them; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    for minibatch in minibatches(batch, args, rng):  # line 10 of Algorithm 1
+    for minibatch in minibatches(batch, args, rng):  # line 10: see minibatches
         loss, metrics = grpo_loss(policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef)
         optimizer.zero_grad()
         loss.backward()
         approx_kl = metrics["losses/approx_kl"]
         gradients = [parameter.grad for parameter in parameters]
-        average_over_processes([*gradients, approx_kl])  # in place: all take the same step
+        average_over_processes([*gradients, approx_kl])  # in place: all step, or stop, alike
         grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
         history.append(metrics | {"losses/grad_norm": grad_norm})
         if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
             break
-        optimizer.step()  # line 11 of Algorithm 1
+        optimizer.step()  # line 11
     means = {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
     return means | {"losses/minibatches": len(history)}
 
@@ -433,10 +434,9 @@ class ReturnRegression(nn.Module):
         self.gram = self.decay * self.gram + features.T @ features
         self.moment = self.decay * self.moment + features.T @ returns
         average_over_processes([self.gram, self.moment])
-        num_steps = self.gram[0, 0]  # the sum of 1·1: older steps count less
-        penalty = torch.full_like(self.moment, self.RIDGE) * num_steps
-        penalty[0] = 0  # the constant is free
-        self.weights = torch.linalg.solve(self.gram + penalty.diag(), self.moment)
+        penalized = self.gram.clone()  # [0, 0] is the constant's, which is free: the sum of steps
+        penalized.diagonal()[1:] += self.RIDGE * self.gram[0, 0]
+        self.weights = torch.linalg.solve(penalized, self.moment)
         return self.values(features, episodes)
 
     def values(self, features: Tensor, episodes: Episodes) -> Tensor:
@@ -449,7 +449,7 @@ class ReturnRegression(nn.Module):
 
 
 def train(args: Args) -> dict:
-    """Algorithm 1 of the paper, its lines named in the comments; returns what Run.finish does."""
+    """Algorithm 1 of the paper, its lines named in the comments; returns Run.finish's summary."""
     check_args(args)
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
@@ -488,19 +488,19 @@ def train(args: Args) -> dict:
             episodes.rewards,
             episodes.mask,
             args.gamma,
-            norm_std=args.norm_std,
+            args.norm_std,
             baseline=args.baseline,
             values=values,
             gae_lambda=args.gae_lambda,
         )
         batch = make_batch(episodes, advantages, policy, reference, args)
-        learning_rate = args.learning_rate
-        if args.anneal_lr:
-            learning_rate *= 1 - progress.step / args.total_timesteps
-        optimizer.param_groups[0]["lr"] = learning_rate
+        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
         metrics = update(policy, optimizer, batch, args, rng)  # lines 10 and 11
         if args.norm_obs:
             policy.obs_stats.update(episodes.obs)
+        progress.iteration += 1
+        progress.step += new_steps
         run.record(episodes, advantages, new_steps, metrics)
 
     return run.finish(envs)
@@ -571,12 +571,12 @@ class RunningMeanVar(nn.Module):
         average_over_processes([self.var])
 
 
-# what gym.make raises for a wrong name or argument
+# what gym.make raises for a wrong name or argument, or the environment's constructor
 MISTAKES = (gym.error.Error, ImportError, OSError, TypeError, ValueError, KeyError, AssertionError)
 
 
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
-    """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
+    """An environment with flat observations, bounded actions rescaled to [-1, 1] and an end."""
     try:
         limit = args.max_episode_steps or None
         kwargs = json.loads(args.env_kwargs)
@@ -643,7 +643,8 @@ def stack(obs) -> np.ndarray:
 def start_device(cuda: bool) -> torch.device:
     """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
     if cuda and not torch.cuda.is_available():
-        print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
+        torch_here = f"torch {torch.__version__}"  # says +cpu where that is the reason
+        print(f"WARNING: --cuda was asked for, but {torch_here} finds no GPU; USING THE CPU")
         cuda = False
     if cuda:
         if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
@@ -737,9 +738,10 @@ class Run:
             load(args.resume, self.parts)
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
-            if args.render:  # whether that works is better known before training
-                env = make_env(args, render_mode="human")
+            if args.render or args.capture_video:  # that it works is better known before training
+                env = make_env(args, render_mode="human" if args.render else "rgb_array")
                 env.reset()
+                env.render()
                 env.close()
             if args.capture_video:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
@@ -764,12 +766,10 @@ class Run:
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.progress.step)
 
     def record(self, episodes: Episodes, advantages: Tensor, new_steps: int, metrics: dict) -> None:
-        """Count, log and show an iteration; evaluate and save if due."""
+        """Log and show an iteration; evaluate and save if due."""
         if not np.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
         progress = self.progress
-        progress.iteration += 1
-        progress.step += new_steps
         progress.seconds = time.perf_counter() - self.started
         if RANK > 0:
             return
@@ -795,7 +795,7 @@ class Run:
         self.bar.update(new_steps)
 
         interval = self.args.eval_interval
-        if interval > 0 and progress.step // interval > (progress.step - new_steps) // interval:
+        if interval > 0 and progress.step % interval < new_steps:  # a multiple of it was passed
             self.evaluate_and_save()
         elif time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
@@ -834,7 +834,8 @@ class Run:
             return {}
         train_return = float(np.mean(progress.recent_returns))
         rate = progress.step / progress.seconds
-        print(f"Trained {progress.step:,} steps in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
+        steps = f"{progress.step:,} of {self.args.total_timesteps:,} steps"
+        print(f"Trained {steps} in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
         episodes = len(progress.recent_returns)
         print(f"Training return, last {episodes} episodes: {train_return:.2f}")
         model = self.dir / "model.pt"
@@ -843,7 +844,10 @@ class Run:
             self.evaluate_and_save()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        print(f"Watch: {command('--evaluate', model, self.args)} --render")
+        watch = command("--evaluate", model, self.args)
+        if "human" in envs[0].metadata.get("render_modes", []):
+            watch += " --render"
+        print(f"Watch: {watch}")
         return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 
@@ -863,13 +867,11 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> Args:
-    """Load what save wrote into parts, such as a network; return the options. Or UserError."""
+    """Load a file of save's into parts, such as a network; return its options. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
-        if states["args"].keys() != asdict(Args()).keys():
-            raise UserError("it was made by another version of the script")
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
         return Args(**states["args"])
@@ -969,7 +971,7 @@ def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
     try:
         given = parse_args(Args())
-        args = parse_args(defaults(given))  # so that what is given overrides what a file has
+        args = parse_args(defaults(given))  # again, now that a file's options are the defaults
         if args.evaluate is None:
             train(args)
         else:

@@ -16,12 +16,12 @@ value of the observation it led to, not of the next episode's first one.
 
     paper   here                      paper   here
     N, T    --num-envs, --num-steps   ε       --clip-coef
-    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef (no ½ in the paper and SB3)
+    γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Not in the paper, but usual: advantages normalized over the batch, early stopping by KL, clipped
-gradients, a falling learning rate, orthogonal weights. Code that the GRPO scripts share with it is
-identical in all files.
+Usual beyond Algorithm 1: the ½ (not in the paper and SB3), normalized advantages (here over the
+whole batch), early stopping by KL, clipped gradients, a falling learning rate, orthogonal weights.
+Code that the GRPO scripts share with it is identical in all files.
 """
 
 import inspect
@@ -93,7 +93,7 @@ class Program:
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
-    evaluate: str | None = None  # play the policy of this model.pt instead of training
+    evaluate: str | None = None  # play this model.pt or checkpoint.pt instead of training
 
 
 @dataclass
@@ -307,7 +307,7 @@ def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
         loss.backward()
         approx_kl = metrics["losses/approx_kl"]
         gradients = [parameter.grad for parameter in parameters]
-        average_over_processes([*gradients, approx_kl])  # in place: all take the same step
+        average_over_processes([*gradients, approx_kl])  # in place: all step, or stop, alike
         grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
         history.append(metrics | {"losses/grad_norm": grad_norm})
         if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
@@ -329,7 +329,7 @@ def minibatches(batch: dict, args: Args, rng: np.random.Generator):
 
 
 def train(args: Args) -> dict:
-    """Algorithm 1 of the paper; returns what Run.finish does."""
+    """Algorithm 1 of the paper; returns Run.finish's summary."""
     check_args(args)
     device = start_device(args.cuda)
     torch.set_num_threads(args.num_threads)
@@ -341,7 +341,8 @@ def train(args: Args) -> dict:
     optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     run = Run(args, {"policy": policy, "optimizer": optimizer})  # with --resume it loads them
     progress = run.progress
-    running = Running(envs, np.random.default_rng([args.seed, RANK, progress.iteration, 1]))
+    rng = np.random.default_rng([args.seed, RANK, progress.iteration, 1])  # 1: no iteration's own
+    running = Running(envs, rng)
     if args.resume is not None and RANK == 0:
         print("The episodes that were under way start anew.")
     new_steps = args.num_envs * args.num_steps
@@ -363,15 +364,15 @@ def train(args: Args) -> dict:
             gae_lambda=args.gae_lambda,
         )
         batch = make_batch(steps, advantages, returns, policy, args)
-        learning_rate = args.learning_rate
-        if args.anneal_lr:
-            learning_rate *= 1 - progress.step / args.total_timesteps
-        optimizer.param_groups[0]["lr"] = learning_rate
+        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
         metrics = update(policy, optimizer, batch, args, rng)
         explained = 1 - (returns - values).var() / returns.var()
         metrics["losses/explained_variance"] = explained
         if args.norm_obs:
             policy.obs_stats.update(steps.obs.flatten(0, 1))
+        progress.iteration += 1
+        progress.step += new_steps
         run.record(steps, new_steps, metrics)
 
     return run.finish(envs)
@@ -442,12 +443,12 @@ class RunningMeanVar(nn.Module):
         average_over_processes([self.var])
 
 
-# what gym.make raises for a wrong name or argument
+# what gym.make raises for a wrong name or argument, or the environment's constructor
 MISTAKES = (gym.error.Error, ImportError, OSError, TypeError, ValueError, KeyError, AssertionError)
 
 
 def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
-    """An environment with flat observations, bounded actions in [-1, 1] and episodes that end."""
+    """An environment with flat observations, bounded actions rescaled to [-1, 1] and an end."""
     try:
         limit = args.max_episode_steps or None
         kwargs = json.loads(args.env_kwargs)
@@ -514,7 +515,8 @@ def stack(obs) -> np.ndarray:
 def start_device(cuda: bool) -> torch.device:
     """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
     if cuda and not torch.cuda.is_available():
-        print("WARNING: --cuda was asked for, but there is no GPU; USING THE CPU")
+        torch_here = f"torch {torch.__version__}"  # says +cpu where that is the reason
+        print(f"WARNING: --cuda was asked for, but {torch_here} finds no GPU; USING THE CPU")
         cuda = False
     if cuda:
         if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
@@ -631,9 +633,10 @@ class Run:
             load(args.resume, self.parts)
         self.started = time.perf_counter() - self.progress.seconds
         if RANK == 0:
-            if args.render:  # whether that works is better known before training
-                env = make_env(args, render_mode="human")
+            if args.render or args.capture_video:  # that it works is better known before training
+                env = make_env(args, render_mode="human" if args.render else "rgb_array")
                 env.reset()
+                env.render()
                 env.close()
             if args.capture_video:
                 make_env(args, self.dir / "videos", render_mode="rgb_array").close()
@@ -658,12 +661,10 @@ class Run:
         self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.progress.step)
 
     def record(self, steps: Steps, new_steps: int, metrics: dict) -> None:
-        """Count, log and show an iteration; evaluate and save if due."""
+        """Log and show an iteration; evaluate and save if due."""
         if not np.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
         progress = self.progress
-        progress.iteration += 1
-        progress.step += new_steps
         progress.seconds = time.perf_counter() - self.started
         if RANK > 0:
             return
@@ -683,7 +684,7 @@ class Run:
         self.bar.update(new_steps)
 
         interval = self.args.eval_interval
-        if interval > 0 and progress.step // interval > (progress.step - new_steps) // interval:
+        if interval > 0 and progress.step % interval < new_steps:  # a multiple of it was passed
             self.evaluate_and_save()
         elif time.perf_counter() - self.saved >= self.args.checkpoint_interval:
             self.save_checkpoint()
@@ -722,7 +723,8 @@ class Run:
             return {}
         train_return = float(np.mean(progress.recent_returns or np.nan))
         rate = progress.step / progress.seconds
-        print(f"Trained {progress.step:,} steps in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
+        steps = f"{progress.step:,} of {self.args.total_timesteps:,} steps"
+        print(f"Trained {steps} in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
         episodes = len(progress.recent_returns)
         print(f"Training return, last {episodes} episodes: {train_return:.2f}")
         model = self.dir / "model.pt"
@@ -731,7 +733,10 @@ class Run:
             self.evaluate_and_save()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        print(f"Watch: {command('--evaluate', model, self.args)} --render")
+        watch = command("--evaluate", model, self.args)
+        if "human" in envs[0].metadata.get("render_modes", []):
+            watch += " --render"
+        print(f"Watch: {watch}")
         return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 
@@ -751,13 +756,11 @@ def save(path: Path, args: Args, states: dict) -> None:
 
 
 def load(path: str, parts: dict | None = None) -> Args:
-    """Load what save wrote into parts, such as a network; return the options. Or UserError."""
+    """Load a file of save's into parts, such as a network; return its options. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         if states["script"] != Path(__file__).stem:
             raise UserError(f"it was made by {states['script']}.py")
-        if states["args"].keys() != asdict(Args()).keys():
-            raise UserError("it was made by another version of the script")
         for name, part in (parts or {}).items():
             part.load_state_dict(states[name])
         return Args(**states["args"])
@@ -857,7 +860,7 @@ def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
     try:
         given = parse_args(Args())
-        args = parse_args(defaults(given))  # so that what is given overrides what a file has
+        args = parse_args(defaults(given))  # again, now that a file's options are the defaults
         if args.evaluate is None:
             train(args)
         else:

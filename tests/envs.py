@@ -249,14 +249,16 @@ class Drawn(FromFive):
 
     def __init__(self, render_mode=None, missing=None):
         self.render_mode = render_mode
-        self.missing = missing
+        self.missing = missing  # for this mode
 
     def reset(self, **options):
-        if self.missing and self.render_mode == "human":
-            raise gym.error.DependencyNotInstalled(f"{self.missing} is not installed")
+        if self.missing == self.render_mode == "human":
+            raise gym.error.DependencyNotInstalled("pygame is not installed")
         return super().reset(**options)
 
     def render(self):
+        if self.missing == self.render_mode == "rgb_array":
+            raise gym.error.DependencyNotInstalled("cairo is not installed")
         return np.zeros((16, 16, 3), np.uint8)
 
 

@@ -104,7 +104,7 @@ def test_ppo_shares_its_definitions():
 def neutral(code: str) -> str:
     """Without the loss, the network and the paper's letters and lines."""
     code = re.sub(r"\w+_loss\([^()]*\)", "loss()", code)
-    return re.sub(r"  # line \d+ of Algorithm 1|[μK] passes|Policy|ActorCritic", "", code)
+    return re.sub(r"  # line 1\d.*|[μK] passes|Policy|ActorCritic", "", code)
 
 
 @each_script

@@ -25,7 +25,9 @@ def test_the_first_update_is_the_cpus(env_id):
         network = copy.deepcopy(policy).to(device)
         rng = np.random.default_rng(0)
         episodes = grpo_rtg.collect_groups(envs, network, 2, rng)
-        advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)
+        advantages = grpo_rtg.compute_advantages(
+            episodes.rewards, episodes.mask, 0.99, baseline="timestep"
+        )
         batch = grpo_rtg.make_batch(episodes, advantages, network, network, args)
         batch["ref_log_probs"] = batch["old_log_probs"] - 0.1
         optimizer = grpo_rtg.Adam(network.parameters(), 1e-3, eps=1e-5, fused=True)

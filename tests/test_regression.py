@@ -133,7 +133,8 @@ def test_advantages_are_gae_over_the_baseline(gae_lambda, norm_std):
             expected[k] /= math.sqrt(sum(squares) / (len(squares) - 1))
 
     def compute(rewards, values):
-        return compute_advantages(rewards, mask, gamma, norm_std, "regression", values, gae_lambda)
+        fitted = {"baseline": "regression", "values": values, "gae_lambda": gae_lambda}
+        return compute_advantages(rewards, mask, gamma, norm_std, **fitted)
 
     torch.testing.assert_close(compute(rewards, values), expected, rtol=1e-9, atol=1e-12)
     garbage = compute(rewards.where(mask, math.nan), values)
@@ -147,7 +148,8 @@ def test_tied_groups_still_teach_unless_nothing_differs():
     mask = ITERATIONS[0].mask
     fails = torch.zeros(mask.shape)
     values = ReturnRegression(3, 0.67).fit(ITERATIONS[0], 0.9)
-    advantages = compute_advantages(fails, mask, 0.9, baseline="regression", values=values)
+    fitted = {"baseline": "regression", "values": values}
+    advantages = compute_advantages(fails, mask, 0.9, **fitted)
     assert (advantages[mask] != 0).all()
     for baseline in ("group", "timestep"):
         assert (compute_advantages(fails, mask, 0.9, baseline=baseline) == 0).all()
@@ -159,8 +161,9 @@ def test_tied_groups_still_teach_unless_nothing_differs():
         for _ in range(2):
             values = regression.fit(episodes, 0.9)
             rewards, mask = episodes.rewards, episodes.mask
+            fitted = {"baseline": "regression", "values": values}
             for norm_std in (True, False):
-                advantages = compute_advantages(rewards, mask, 0.9, norm_std, "regression", values)
+                advantages = compute_advantages(rewards, mask, 0.9, norm_std, **fitted)
                 assert (advantages == 0).all()
 
 

@@ -274,9 +274,8 @@ class TestFiles:
             self.refused(cli, "another_version.pt", lacks, options=["--resume"])
         torch.save(saved | {"progress": saved["progress"] | {"colour": 1}}, "another_version.pt")
         self.refused(cli, "another_version.pt", options=["--resume"])
-        for args in saved["args"] | {"colour": 1}, {"gamma": 1}:
-            torch.save(saved | {"args": args}, "another_version.pt")
-            self.refused(cli, "another_version.pt", "made by another version of the script$")
+        torch.save(saved | {"args": saved["args"] | {"colour": 1}}, "another_version.pt")
+        self.refused(cli, "another_version.pt")
         self.refused(cli, whole, self.UNFIT, "--env-id", "Acrobot-v1")
         self.refused(cli, whole, self.UNFIT, "--hidden-size", 16)
         self.refused(cli, whole, r"it was made by grpo_rtg\.py$", script="ppo")

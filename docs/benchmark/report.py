@@ -418,12 +418,12 @@ def both(rows: list[dict]) -> str:
     return f"{np.mean(means):.4g}" if rows else "–"
 
 
-def shapes_table(study: str, head: str, rungs: tuple[str, str]) -> str:
-    """The mean of greedy and sampled of two rungs with each shape; bold: the ladder's shape.
+def tuning_table() -> str:
+    """The mean of greedy and sampled of timestep / regression with each shape; bold: the one taken.
 
-    Where there are runs on MuJoCo, two tables, for it has shapes of its own.
+    Two tables, for MuJoCo has shapes of its own.
     """
-    found = load(study)
+    found = load("tuning")
     tables = []
     for shapes in (studies.SHAPES, studies.LONG_SHAPES):
         lines = []
@@ -432,11 +432,11 @@ def shapes_table(study: str, head: str, rungs: tuple[str, str]) -> str:
                 continue
             line = [short(env)]
             for shape in shapes:
+                rungs = ("timestep", "memory")
                 cell = " / ".join(both(found[env].get(f"{rung}: {shape}", [])) for rung in rungs)
                 line.append(f"**{cell}**" if shape == studies.LADDER_SHAPE[env] else cell)
             lines.append(line)
-        if lines:
-            tables.append(markdown([head, *shapes], lines))
+        tables.append(markdown(["`timestep` / `regression`", *shapes], lines))
     return "\n\n".join(tables)
 
 
@@ -450,6 +450,19 @@ def outcome_table() -> str:
         cells = [both(found[f"{setting}: {shape}"]) for setting in settings]
         lines.append([short(env), *cells, max(others, key=float)])
     return markdown(["outcome", *settings, "γ < 1, best other shape"], lines)
+
+
+def singly_table() -> str:
+    """The same of group and process with the ladder's shape, and with the best of the others."""
+    lines = []
+    for env, found in load("singly").items():
+        line = [short(env)]
+        for rung in ("group", "process"):
+            means = {shape: both(found[f"{rung}: {shape}"]) for shape in studies.SHAPES}
+            line.append(means.pop(studies.LADDER_SHAPE[env]))
+            line.append(max(means.values(), key=float))
+        lines.append(line)
+    return markdown(["", "`group`", "best other shape", "process", "best other shape"], lines)
 
 
 def commands_table() -> str:
@@ -565,9 +578,9 @@ TABLES = {
     "mujoco": mujoco_table,
     "fair": partial(each_seed_table, "fair"),
     "examples": examples_table,
-    "tuning": partial(shapes_table, "tuning", "`timestep` / `regression`", ("timestep", "memory")),
-    "singly": partial(shapes_table, "singly", "`group` / process", ("group", "process")),
+    "tuning": tuning_table,
     "outcome": outcome_table,
+    "singly": singly_table,
 }
 
 
