@@ -139,13 +139,37 @@ def outcome():
 
 
 def singly():
-    """The shapes of the ladder's other variants, which had no say in it."""
+    """The shapes of group and process, which had no say in the ladder's."""
     for seed in TUNING_SEEDS:
         for env, steps in TUNING_STEPS.items():
-            for rung, script in (("group", RUNGS["group"]), ("process", BESIDE["process"])):
+            for rung in ("group", "process"):
                 for name in SHAPES if env not in MUJOCO else ():
-                    line = command(env, script, rung_flags(env, rung, name), seed, steps)
+                    flags = rung_flags(env, rung, name)
+                    line = command(env, (RUNGS | BESIDE)[rung], flags, seed, steps)
                     yield env, f"{rung}: {name}", seed, line
+
+
+OWN_SHAPE = {  # by singly, where another shape than the ladder's was better
+    "group": dict.fromkeys(
+        ("CartPole-v1", "Acrobot-v1", "LunarLander-v3"), "4x4, 10 passes of 128, 1e-3"
+    )
+    | dict.fromkeys(("MountainCarContinuous-v0", "Pendulum-v1"), "4x8, 8 passes of 256, 3e-3"),
+    "process": {
+        "Acrobot-v1": "4x4, 10 passes of 128, 1e-3",
+        "Pendulum-v1": "4x8, 8 passes of 1024, 5e-3",
+        "FrozenLake-v1": "4x8, 8 passes of 256, 3e-3",
+        "LunarLander-v3": "4x4, 10 passes of 128, 1e-3",
+    },
+}
+
+
+def own():
+    """The ladder's group and process with shapes of their own."""
+    for seed in SEEDS:
+        for rung, shapes in OWN_SHAPE.items():
+            for env, name in shapes.items():
+                line = command(env, (RUNGS | BESIDE)[rung], rung_flags(env, rung, name), seed)
+                yield env, rung, seed, line
 
 
 def ladder():
@@ -249,6 +273,10 @@ def choices():
         for seed in range(101, 104 if env == "LunarLander-v3" else 106):
             for name, flags in CHOICES:
                 yield env, name, seed, command(env, "grpo_rtg.py", flags, seed, steps)
+    for seed in range(104, 109):  # on others, for the first two above had a say
+        for name, flags in CHOICES[:2]:
+            line = command("LunarLander-v3", "grpo_rtg.py", flags, seed, 1_000_000)
+            yield "LunarLander-v3", f"{name}, 1,000,000 steps", seed, line
     name, flags = DEFAULTS
     for seed in (101, 102, 103):
         line = command("CartPole-v1", "grpo_rtg.py", flags, seed, 500_000)
@@ -276,4 +304,4 @@ def fair():
 
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
 STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
-STUDIES |= {"mujoco": mujoco, "million": million, "singly": singly}
+STUDIES |= {"mujoco": mujoco, "million": million, "singly": singly, "own": own}
