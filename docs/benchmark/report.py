@@ -173,15 +173,19 @@ def ladder_table() -> str:
 
 
 def overall_table() -> str:
-    """A row for each rung: its score over all environments."""
+    """A row for each rung: its score over all environments. Two with shapes of their own, too."""
     table = load_ladder()
     most = without_mountain_car(table)
+    rows = {name: {env: table[env][rung] for env in table} for rung, name in NAMES.items()}
+    for rung in studies.OWN_SHAPE:
+        own = {env: rungs[rung] for env, rungs in load("own").items() if rung in rungs}
+        rows[f"{NAMES[rung]}, own shapes"] = rows[NAMES[rung]] | own
     cells = [(table, "greedy", pooled_iqm), (table, "greedy", mean), (most, "greedy", mean)]
     lines = []
-    for rung, name in NAMES.items():
+    for name, runs in rows.items():
         line = [name]
         for envs, column, statistic in (*cells, (table, "curve", pooled_iqm)):
-            samples = [scores(env, table[env][rung], column) for env in envs]
+            samples = [scores(env, runs[env], column) for env in envs]
             line.append(with_interval(interval(samples, statistic)))
         lines.append(line)
     head = ["rung", "IQM, greedy", "mean, greedy", "mean without MountainCarC."]
