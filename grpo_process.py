@@ -96,7 +96,7 @@ class Program:
     eval_episodes: int = 100  # episodes of an evaluation (with --render: 5)
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
-    capture_video: bool = False  # record some episodes of each evaluation
+    capture_video: bool = False  # record episodes 0, 1, 8, 27, ... of an evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
@@ -491,6 +491,9 @@ def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
             what += f" with --env-kwargs '{args.env_kwargs}'"
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"Cannot make {what}: {why}") from error
+    mode = options.get("render_mode")
+    if mode is not None and mode not in env.metadata.get("render_modes", []):
+        raise UserError(f"{args.env_id} has no render_mode {mode!r} in its metadata.")
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     space = env.action_space
@@ -746,10 +749,9 @@ class Run:
             self.evaluate_and_save()
         self.writer.close()
         print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        watch = command("--evaluate", model, self.args)
-        if "human" in envs[0].metadata.get("render_modes", []):
-            watch += " --render"
-        print(f"Watch: {watch}")
+        play = command("--evaluate", model, self.args)
+        drawn = {"human", "rgb_array"}.intersection(envs[0].metadata.get("render_modes", []))
+        print(f"Watch: {play} --render" if drawn else f"Play:  {play}")
         return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
 
 

@@ -262,8 +262,14 @@ class Drawn(FromFive):
         return np.zeros((16, 16, 3), np.uint8)
 
 
+class Text(Drawn):
+    """Can be shown as text only."""
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 30}
+
+
 for env_class in (
     *(Countdown, ChooseLength, IgnoresSeed, NumpyRandom, Hostile, Unusual, Target, FromFive),
-    *(Choices, Match, Repeat, Picture, Odd, Drawn),
+    *(Choices, Match, Repeat, Picture, Odd, Drawn, Text),
 ):
     gym.register(f"{env_class.__name__}-v0", env_class, max_episode_steps=50)

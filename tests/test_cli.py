@@ -118,6 +118,8 @@ BAD_INPUT = [
     (env("Odd", what="empty range"), "Actions must be .* with low < high.*wrap"),
     (env("Odd", what="mission"), "bservations .*cannot be.*FlatObsWrapper.*'mission'"),
     ([*env("FromFive"), "--render"], "Cannot make .*FromFive-v0.*render_mode"),
+    ([*env("Text"), "--render"], "tests.envs:Text-v0 has no render_mode 'human' in its metadata"),
+    ([*env("Text"), "--capture-video"], "Text-v0 has no render_mode 'rgb_array' in its metadata"),
     ([*env("Drawn", missing="human"), "--render"], "pygame is not installed"),
     ([*env("FromFive"), "--capture-video"], "Cannot make .*FromFive-v0.*render_mode"),
     ([*env("Drawn", missing="rgb_array"), "--capture-video"], "cairo is not installed"),
@@ -242,7 +244,7 @@ def test_the_printed_commands_work(cli):
     And they show only what can be shown.
     """
     _, out, _ = cli("grpo_rtg", *TINY["grpo_rtg"], *env("Countdown"))
-    assert re.search("^Watch: .* --env-id tests.envs:Countdown-v0$", out, re.M)
+    assert re.search("^Play:  .* --env-id tests.envs:Countdown-v0$", out, re.M)
     shutil.rmtree("runs")
     _, out, _ = cli("grpo_rtg", *TINY["grpo_rtg"], *env("Drawn"))
     resume = re.search(r"^If it stops: python \S+\.py (.+)$", out, re.M)[1].split()

@@ -97,6 +97,13 @@ def test_the_fit_is_weighted_least_squares(decay):
         torch.testing.assert_close(regression.fit(episodes, 0.9), values, rtol=1e-6, atol=1e-6)
 
 
+def test_rewards_of_the_padding_do_not_count():
+    episodes = ITERATIONS[0]
+    garbage = episodes._replace(rewards=episodes.rewards.where(episodes.mask, math.nan))
+    values = [ReturnRegression(3, 0.67).fit(each, 0.9) for each in (episodes, garbage)]
+    assert torch.equal(*values)
+
+
 def test_the_features_approximate_a_gaussian_kernel():
     """2/M Σ cos(wx + c) cos(wy + c) ≈ exp(-|x - y|² / (2 h²)), h = 2 standard deviations a input.
 
