@@ -456,19 +456,6 @@ def outcome_table() -> str:
     return markdown(["outcome", *settings, "γ < 1, best other shape"], lines)
 
 
-def singly_table() -> str:
-    """The same of group and process with the ladder's shape, and with the best of the others."""
-    lines = []
-    for env, found in load("singly").items():
-        line = [short(env)]
-        for rung in ("group", "process"):
-            means = {shape: both(found[f"{rung}: {shape}"]) for shape in studies.SHAPES}
-            line.append(means.pop(studies.LADDER_SHAPE[env]))
-            line.append(max(means.values(), key=float))
-        lines.append(line)
-    return markdown(["", "`group`", "best other shape", "process", "best other shape"], lines)
-
-
 def commands_table() -> str:
     """The ladder's commands of regression and of PPO, without options that are the default."""
     lines = []
@@ -584,7 +571,6 @@ TABLES = {
     "examples": examples_table,
     "tuning": tuning_table,
     "outcome": outcome_table,
-    "singly": singly_table,
 }
 
 
