@@ -147,7 +147,7 @@ def compute_advantages(
         advantages = discounted_sums(deltas.where(mask, 0), gamma * gae_lambda)
     advantages = advantages.where(mask, 0)
 
-    # About 0, which is the mean but with "regression".
+    # The spread about 0, which is their mean except with "regression".
     square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)
     std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
     tied = std <= 1e-6 * returns.abs().amax(dim=(1, 2), keepdim=True)
@@ -434,8 +434,8 @@ class ReturnRegression(nn.Module):
         self.gram = self.decay * self.gram + features.T @ features
         self.moment = self.decay * self.moment + features.T @ returns
         average_over_processes([self.gram, self.moment])
-        penalized = self.gram.clone()  # [0, 0] is the constant's, which is free: the sum of steps
-        penalized.diagonal()[1:] += self.RIDGE * self.gram[0, 0]
+        penalized = self.gram.clone()
+        penalized.diagonal()[1:] += self.RIDGE * self.gram[0, 0]  # per step; the constant is free
         self.weights = torch.linalg.solve(penalized, self.moment)
         return self.values(features, episodes)
 
