@@ -145,10 +145,10 @@ def compute_advantages(
     elif baseline == "regression":
         deltas = rewards + gamma * values[..., 1:] - values[..., :-1]
         advantages = discounted_sums(deltas.where(mask, 0), gamma * gae_lambda)
+    else:
+        raise ValueError(f"There is no baseline {baseline!r}.")
     advantages = advantages.where(mask, 0)
-
-    # The spread about 0, which is their mean except with "regression".
-    square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)
+    square_sum = advantages.square().sum(dim=(1, 2), keepdim=True)  # about 0, whatever their mean
     std = (square_sum / (num_steps - 1).clamp(min=1)).sqrt()
     tied = std <= 1e-6 * returns.abs().amax(dim=(1, 2), keepdim=True)
     if norm_std:

@@ -174,6 +174,12 @@ def test_tied_groups_still_teach_unless_nothing_differs():
                 assert (advantages == 0).all()
 
 
+def test_a_mistyped_baseline_is_none():
+    mask = torch.ones(1, 2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="no baseline 'timesteps'"):
+        compute_advantages(torch.rand(1, 2, 3), mask, 0.9, baseline="timesteps")
+
+
 def with_column(obs, value):
     return torch.cat([obs, torch.full((len(obs), 1), value)], dim=1)
 
