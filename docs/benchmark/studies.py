@@ -226,6 +226,20 @@ def million():
                 yield env, rung, seed, command(env, RUNGS[rung], flags, seed, 1_000_000)
 
 
+GPG = "docs/examples/gpg.py"
+BIN_WIDTHS = ("0.1", "0.3", "1", "3")
+
+
+def widths():
+    """How wide are the bins of GPG? On tuning seeds, with the ladder's shapes."""
+    for seed in TUNING_SEEDS:
+        for env, steps in TUNING_STEPS.items():
+            flags = rung_flags(env, "state", LADDER_SHAPE[env])
+            for width in BIN_WIDTHS:
+                line = command(env, f"{GPG} --bin-width {width}", flags, seed, steps)
+                yield env, f"width {width}", seed, line
+
+
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
 
 
@@ -305,3 +319,4 @@ def fair():
 STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
 STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
 STUDIES |= {"mujoco": mujoco, "million": million, "singly": singly, "own": own}
+STUDIES |= {"widths": widths}
