@@ -4,9 +4,8 @@ commit that a row names, statistics and tables are those worked by hand.
 
 import csv
 import importlib
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -231,75 +230,76 @@ def test_the_parts_of_a_step(load):
 
 
 @pytest.fixture
-def boxes(load, monkeypatch, tmp_path):
-    """The module with a CSV in the test's folder and CartPole only, for 5,000 steps."""
+def boxes(load, monkeypatch):
+    """The module with CartPole only, for 5,000 steps."""
     module = load("boxes")
-    monkeypatch.setattr(module, "CSV", tmp_path / "results" / "boxes.csv")
     small = module.Environment(5000, 20, "ppo.py --env-id CartPole-v1")
     monkeypatch.setattr(module, "ENVIRONMENTS", {"CartPole-v1": small})
     return module
 
 
 @pytest.mark.slow
-def test_a_run_fills_its_row_and_is_not_repeated(boxes, monkeypatch):
+def test_a_run_of_boxes_fills_its_row(boxes, load):
     pytest.importorskip("stable_baselines3")
-    jobs = [boxes.Job("CartPole-v1", x, 1) for x in ("grpo_rtg.py", "ppo.py", boxes.RL_ZOO)]
-    assert boxes.run_missing(jobs, 1, boxes.CSV) is None
-    rows = {entry: row for (_, entry, _), row in boxes.read().items()}
-    for entry in ("grpo_rtg", "ppo"):  # the same run in this process
-        module, row = importlib.import_module(entry), rows[f"{entry}.py"]
+    run = load("run")
+    jobs = [run.Job(*job) for job in boxes.jobs(1, 1)]
+    rows = {job.variant: boxes.execute(job) for job in jobs if job.variant != boxes.SB3}
+    for script in boxes.SCRIPTS:  # the same run in this process
+        module, row = importlib.import_module(script.removesuffix(".py")), rows[script]
         ended = module.train(module.Args(seed=1, total_timesteps=5000))
-        assert float(row["training"]) == pytest.approx(ended["train_return"], abs=1e-3)
-        assert float(row["greedy"]) == pytest.approx(np.mean(ended["eval_returns"]), abs=1e-3)
-        assert int(row["steps"]) == ended["step"] <= 5000
-    row, curve = rows[boxes.RL_ZOO], json.loads(rows[boxes.RL_ZOO]["curve"])
-    assert int(row["steps"]) == 5120 and int(row["reach_steps"]) == curve[0][0]
-    monkeypatch.setattr(boxes, "execute", lambda job, *_: pytest.fail(str(job)))
-    boxes.run_missing(jobs, 1, boxes.CSV)
+        assert row["training"] == pytest.approx(ended["train_return"], abs=1e-3)
+        assert row["greedy"] == pytest.approx(np.mean(ended["eval_returns"]), abs=1e-3)
+        assert row["steps"] == ended["step"] <= 5000
+    row = rows[boxes.RL_ZOO]
+    assert row["steps"] == 5120 and 0 < row["reach_steps"] < 5120
+    assert 0 < row["reach_seconds"] < row["seconds"] and row["peak"] > 100
+    assert "CLEANRL" in rows["CleanRL ppo.py"]["error"]  # which says what it lacks
 
 
 def test_a_return_is_reached_when_the_mean_of_100_episodes_is(boxes):
-    meter = boxes.Meter({"threshold": 10, "steps": 1000, "spawned": 0})
+    meter = boxes.Meter({"threshold": 10, "spawned": 0})
     meter.start()
     meter.add([1000.0] * 50 + [5.0] * 49, 150)  # a mean of 99 does not count
-    assert meter.reached == (None, None) and meter.curve == []
+    assert meter.reached == (None, None)
     meter.add([5.0], 200)
-    meter.add([5.0], 210)  # in the same 50th of the budget
-    meter.add([5.0], 221)
-    assert meter.reached[0] == 200 and meter.curve[0][2] == 502.5
-    assert [step for step, *_ in meter.curve] == [200, 221]
+    meter.add([5.0], 210)
+    assert meter.reached[0] == 200
+    assert meter.result()["training"] == pytest.approx((49 * 1000 + 51 * 5) / 100)
 
 
 def row_of(boxes, entry, seed, **figures) -> dict:
     """A row as it is read from the CSV."""
-    job = boxes.Job("CartPole-v1", entry, seed)
-    numbers = dict.fromkeys(boxes.NUMBERS, "") | {"seconds": 9, "peak": 250, "start_up": 2}
-    row = asdict(job) | numbers | {"command": job.command, "curve": "[]"} | figures
-    return {job.key: {name: str(value) for name, value in row.items()}}
+    row = dict.fromkeys(boxes.COLUMNS, "")
+    row |= {"steps": 4990, "seconds": 9, "peak": 250, "start_up": 2}
+    row |= {"env": "CartPole-v1", "variant": entry, "seed": seed} | figures
+    row["command"] = boxes.command("CartPole-v1", entry, seed)
+    return {("CartPole-v1", entry, str(seed)): {name: str(value) for name, value in row.items()}}
 
 
-def test_the_tables_of_boxes(boxes, load, monkeypatch):
+def test_the_tables_of_boxes(boxes, load, monkeypatch, tmp_path):
     """Three runs of four are above the threshold at the end, and reached it while training."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
+    run = load("run")
     report = load("report")
-    monkeypatch.setattr(report, "boxes", boxes)
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
     rows = row_of(boxes, boxes.RL_ZOO, 1, greedy=7)
     rows |= row_of(boxes, "grpo_rtg.py", 1, greedy=20, reach_steps=2000)
     rows |= row_of(boxes, "ppo.py", 1, greedy=400, reach_steps=3000, reach_seconds=4)
     rows |= row_of(boxes, "ppo.py", 2, greedy=500, reach_steps=4000, reach_seconds=6)
     rows |= row_of(boxes, "ppo.py", 3, greedy=410, reach_steps=1000, reach_seconds=6)
     rows |= row_of(boxes, "ppo.py", 4, greedy=1)
-    load("run").write(boxes.CSV, rows, boxes.COLUMNS)
+    run.write(tmp_path / "boxes.csv", rows, boxes.COLUMNS)
     head, _, rtg, ours, others = report.boxes_table().splitlines()
     assert head == "|  | CartPole 5k, 20 |"
     assert rtg == "| `grpo_rtg.py` | 20, 1 of 1, 2k |"
     assert ours == "| `ppo.py` | 405, 3 of 4, 4k |"  # of 1, 3, 4, never
     assert others == f"| {boxes.RL_ZOO} | 7, 0 of 1, > 5k |"
-    load("run").write(boxes.CSV.with_stem("seconds"), rows, boxes.COLUMNS)
+    rows = {key: row for key, row in rows.items() if key[2] != "4"}  # of "seconds" three
+    run.write(tmp_path / "seconds.csv", rows, boxes.COLUMNS)
     *_, rtg, ours, others = report.seconds_table().splitlines()
     assert rtg == "| `grpo_rtg.py` | > 9 | 2.0 | 250 |"
-    assert ours == "| `ppo.py` | 6 | 2.0 | 250 |"  # of 4, 6, 6, never
+    assert ours == "| `ppo.py` | 6 | 2.0 | 250 |"  # of 4, 6, 6
     assert report.steps_table().endswith(
         "| CartPole, 20 | 2k, > 9 s | 4k, 6 s | – | > 5k, > 9 s | – |"
     )

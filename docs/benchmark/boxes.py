@@ -1,28 +1,23 @@
 """What a newcomer gets out of the box: with an environment's name and no other setting, here, from
-Stable-Baselines3's PPO and from CleanRL's.
+Stable-Baselines3's PPO and from CleanRL's. The runs of run.py's studies "boxes" and "seconds":
 
     pip install -r docs/benchmark/requirements.txt
-    python docs/benchmark/boxes.py --seeds 1-5
-    python docs/benchmark/boxes.py --seeds 1-5 --only "CartPole|Acrobot.* SB3"
-    python docs/benchmark/boxes.py --seeds 1-5 --cleanrl CHECKOUT --python PYTHON
-    python docs/benchmark/boxes.py --seeds 1-3 --csv seconds
+    export CLEANRL=/checkout/of/cleanrl CLEANRL_PYTHON=/python/that/can/run/it
+    python docs/benchmark/run.py boxes
+    python docs/benchmark/run.py seconds
 
-report.py makes the tables of what has been run.
-
-Runs take turns: for each seed, each environment, each entry, in a process of its own with one
-thread and no GPU. A run that is in results/boxes.csv with the same command is not repeated: delete
-the rows of a script whose defaults change. results/seconds.csv has runs of one day and machine,
-whose seconds can be compared. The entries: this project's scripts, SB3's PPO with its
-defaults and with the settings that RL-Zoo found for the environment, CleanRL's ppo.py or
-ppo_continuous_action.py; on MountainCarContinuous and FrozenLake grpo_rtg.py and ppo.py alone.
+A run is a process of its own with one thread and no GPU. The entries: grpo_rtg.py and ppo.py with
+their defaults, SB3's PPO with its defaults and with the settings that RL-Zoo found for the
+environment, CleanRL's ppo.py or ppo_continuous_action.py; on MountainCarContinuous and FrozenLake
+grpo_rtg.py and ppo.py alone. The runs of "seconds" are of one day and machine, so that their
+seconds can be compared.
 
 A training return is the mean of the last 100 training episodes' returns, undiscounted and not
 normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it
 first was the threshold, counted from the first environment step; start_up is the time before that.
 This project's episodes count when their rollout is complete. seconds is the whole training, peak
 the MiB of memory until its end. greedy is the mean of 100 episodes after it, with the likeliest
-actions; on FrozenLake, where an episode returns 0 or 1, of 1,000. curve has (steps, seconds,
-training return) at each 50th of the budget.
+actions; on FrozenLake, where an episode returns 0 or 1, of 1,000.
 
 CleanRL is watched through what it prints: its clock starts with its first finished episode, and its
 steps are those at its last one. Its interpreter needs Gymnasium 0.29 (with later ones it prints no
@@ -41,24 +36,20 @@ import sys
 import tempfile
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from threading import Lock
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-CSV = Path(__file__).parent / "results" / "boxes.csv"
-NUMBERS = ["steps", "reach_steps", "reach_seconds", "training", "greedy"]
-NUMBERS += ["seconds", "start_up", "peak"]
-COLUMNS = ["env", "variant", "seed", *NUMBERS, "command", "commit", "versions", "curve"]
-WINDOW, POINTS = 100, 50  # of a mean, of a curve
-SCRIPTS = ["grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"]
+COLUMNS = ["env", "variant", "seed", "steps", "reach_steps", "reach_seconds", "training", "greedy"]
+COLUMNS += ["seconds", "start_up", "peak", "command", "commit", "versions"]
+WINDOW = 100  # episodes of a mean
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SCRIPTS = ["grpo_rtg.py", "ppo.py"]
 SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
 
 
@@ -94,40 +85,30 @@ ZOO = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run."""
-
-    env: str
-    variant: str  # which entry
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.env, self.variant, str(self.seed)
-
-    @property
-    def command(self) -> str:
-        """What it does, in a line: a run whose line has changed since is run again."""
-        steps, _, cleanrl, episodes = ENVIRONMENTS[self.env]
-        rest = f"--total-timesteps {steps} --seed {self.seed}"
-        if self.variant.startswith("CleanRL"):
-            return f"{cleanrl} {rest}"
-        if self.variant.startswith("SB3"):
-            settings = ZOO[self.env] if self.variant == RL_ZOO else {}
-            return f"SB3 PPO --env-id {self.env} {rest} {json.dumps(settings)}"
-        if episodes != 100:
-            rest += f" --eval-episodes {episodes}"
-        return f"{self.variant} --env-id {self.env} {rest}"
+def jobs(seeds: int, seeds_of_others: int):
+    """The fields of run.py's Job for each run; the entries take turns."""
+    for seed in range(1, seeds + 1):
+        for env, (_, _, cleanrl, _) in ENVIRONMENTS.items():
+            entries = list(SCRIPTS)
+            if cleanrl and seed <= seeds_of_others:
+                script, _, env_id = cleanrl.split()
+                entries += [SB3, RL_ZOO, f"CleanRL {script}" + f" on {env_id}" * (env_id != env)]
+            for entry in entries:
+                yield env, entry, seed, command(env, entry, seed)
 
 
-def entries(env: str) -> list[str]:
-    """All that are compared on an environment."""
-    if not ENVIRONMENTS[env].cleanrl:
-        return ["grpo_rtg.py", "ppo.py"]
-    script, _, env_id = ENVIRONMENTS[env].cleanrl.split()
-    cleanrl = f"CleanRL {script}" + f" on {env_id}" * (env_id != env)
-    return [*SCRIPTS, SB3, RL_ZOO, cleanrl]
+def command(env: str, entry: str, seed: int) -> str:
+    """What a run does, in a line."""
+    steps, _, cleanrl, episodes = ENVIRONMENTS[env]
+    rest = f"--total-timesteps {steps} --seed {seed}"
+    if entry.startswith("CleanRL"):
+        return f"{cleanrl} {rest}"
+    if entry.startswith("SB3"):
+        settings = ZOO[env] if entry == RL_ZOO else {}
+        return f"SB3 PPO --env-id {env} {rest} {json.dumps(settings)}"
+    if episodes != 100:
+        rest += f" --eval-episodes {episodes}"
+    return f"{entry} --env-id {env} {rest}"
 
 
 class Meter:
@@ -136,11 +117,9 @@ class Meter:
     def __init__(self, job: dict):
         self.spawned = job["spawned"]
         self.threshold = job["threshold"]
-        self.budget = job["steps"]
         self.first = None  # when the first environment step was
         self.steps = 0
         self.recent = deque(maxlen=WINDOW)
-        self.curve = []
         self.reached = (None, None)
 
     def start(self) -> None:
@@ -153,14 +132,9 @@ class Meter:
         """Episodes that ended together, and all environment steps so far."""
         self.steps = steps
         self.recent.extend(returns)
-        if not returns or len(self.recent) < WINDOW:
-            return
-        point = steps, time.perf_counter() - self.first, mean(self.recent)
-        if self.reached[0] is None and point[2] >= self.threshold:
-            self.reached = point[:2]
-        last = self.curve[-1][0] if self.curve else 0
-        if steps * POINTS // self.budget > last * POINTS // self.budget:
-            self.curve.append(tuple(round(x, 3) for x in point))
+        full = bool(returns) and len(self.recent) == WINDOW
+        if self.reached[0] is None and full and mean(self.recent) >= self.threshold:
+            self.reached = steps, time.perf_counter() - self.first
 
     def result(self) -> dict:
         """A row's figures; call it when training ends."""
@@ -172,7 +146,6 @@ class Meter:
             "seconds": time.perf_counter() - self.first,
             "start_up": self.start_up,
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "curve": json.dumps(self.curve),
         }
 
 
@@ -257,7 +230,8 @@ def run_sb3(job: dict) -> dict:
 def run_cleanrl(job: dict) -> dict:
     """One of CleanRL's scripts with its default flags, from what it prints."""
     script, *flags = job["command"].split()
-    command = [job["python"], str(Path(job["cleanrl"], "cleanrl", script)), *flags, "--no-cuda"]
+    script = str(Path(os.environ["CLEANRL"], "cleanrl", script))
+    command = [os.environ["CLEANRL_PYTHON"], script, *flags, "--no-cuda"]
     meter, env = Meter(job), os.environ | {"PYTHONUNBUFFERED": "1"}
     # its standard error is that of this process
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
@@ -271,108 +245,40 @@ def run_cleanrl(job: dict) -> dict:
     return meter.result() | {"peak": peak, "greedy": None}
 
 
-def one(job: dict) -> None:
-    """What a process started by execute does: a run, whose figures it prints."""
-    library = job["variant"].split()[0]
-    runner = {"SB3": run_sb3, "CleanRL": run_cleanrl}.get(library, run_script)
-    print(json.dumps(runner(job)))
-
-
-def execute(job: Job, cleanrl: str | None, python: str) -> dict:
-    """A run in a process and a folder of its own: its row of the CSV. RuntimeError if it fails."""
-    from run import commit
+def execute(job) -> dict:
+    """A run in a process and a folder of its own: its row of the CSV, or that with an error."""
+    from run import commit  # here, for it loads torch, which start_up counts where it is needed
 
     steps, threshold, *_ = ENVIRONMENTS[job.env]
-    todo = asdict(job) | {"command": job.command, "steps": steps, "threshold": threshold}
-    paths = {"cleanrl": os.path.abspath(cleanrl or ""), "python": os.path.abspath(python)}
-    todo |= paths | {"spawned": time.time()}
+    todo = asdict(job) | {"steps": steps, "threshold": threshold, "spawned": time.time()}
     env = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(Path(__file__).resolve()), "one", json.dumps(todo)]
+        command = [sys.executable, str(Path(__file__).resolve()), json.dumps(todo)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(job.key)} failed:\n{done.stderr[-2000:]}")
-    result = asdict(job) | json.loads(done.stdout.splitlines()[-1]) | {"command": job.command}
-    result |= {"commit": commit("grpo_rtg.py"), "versions": versions(job, python)}
+        return asdict(job) | {"error": f"{job.command}: {done.stderr[-2000:]}"}
+    result = asdict(job) | json.loads(done.stdout.splitlines()[-1])
+    result |= {"commit": commit("grpo_rtg.py"), "versions": versions(job)}
     row = {name: result[name] for name in COLUMNS}
     return {name: round(x, 3) if isinstance(x, float) else x for name, x in row.items()}
 
 
-def versions(job: Job, python: str) -> str:
+def versions(job) -> str:
     """Of what computed a run."""
     packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * ("SB3" in job.variant)
     asked = f"from importlib.metadata import version as v; print(*map(v, {packages}))"
-    python = python if job.variant.startswith("CleanRL") else sys.executable
+    ours = not job.variant.startswith("CleanRL")
+    python = sys.executable if ours else os.environ["CLEANRL_PYTHON"]
     told = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     return ", ".join(f"{name} {number}" for name, number in zip(packages, told.stdout.split()))
 
 
-def read(path: Path | None = None) -> dict[tuple, dict]:
-    """The rows of boxes.csv, or of another CSV, by environment, entry and seed."""
-    import run  # which loads torch: what start_up counts must not
-
-    return run.read(path or CSV)
-
-
-def run_missing(
-    jobs: list[Job], workers: int, path: Path, cleanrl: str | None = None, python: str = ""
-) -> str | None:
-    """Run what the CSV has not, each run into it as it ends; how many failed, in a sentence."""
-    from run import write
-
-    done, lock = read(path), Lock()
-    todo = [job for job in jobs if done.get(job.key, {}).get("command") != job.command]
-    print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {path.name}", file=sys.stderr)
-
-    def finish(job: Job) -> bool:
-        try:
-            row = execute(job, cleanrl, python)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return False
-        shown = {name: row[name] for name in NUMBERS}
-        with lock:
-            print(*job.key, shown, file=sys.stderr, flush=True)
-            write(path, read(path) | {job.key: row}, COLUMNS)
-        return True
-
-    with ThreadPoolExecutor(workers) as pool:
-        failed = list(pool.map(finish, todo)).count(False)
-    return f"{failed} of {len(todo)} runs failed." if failed else None
-
-
-def results(rows: dict[tuple, dict]) -> dict[str, dict[str, list[dict]]]:
-    """Runs with today's commands, in numbers: {environment: {entry: runs}}, in our order."""
-    found = {env: {entry: [] for entry in entries(env)} for env in ENVIRONMENTS}
-    for (env, entry, seed), row in rows.items():
-        if entry in found.get(env, ()) and row["command"] == Job(env, entry, int(seed)).command:
-            numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
-            found[env][entry].append(numbers)
-    return {env: {x: runs for x, runs in of.items() if runs} for env, of in found.items()}
-
-
-@dataclass
-class Options:
-    seeds: str = "1-5"  # first-last or one
-    jobs: int = 1  # runs side by side slow each other
-    only: str = ""  # regular expression that 'environment entry seed' must match
-    csv: str = "boxes"  # name of the file in results/
-    cleanrl: str | None = None  # a checkout of CleanRL, whose runs are left out without it
-    python: str = sys.executable  # an interpreter that can run it
-
-
 def main() -> None:
-    if sys.argv[1:2] == ["one"]:
-        return one(json.loads(sys.argv[2]))
-    import tyro  # here, for it would count as start-up of SB3
-
-    args = tyro.cli(Options, description=__doc__)
-    first, _, last = args.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
-    jobs = [Job(env, x, seed) for seed in seeds for env in ENVIRONMENTS for x in entries(env)]
-    jobs = [job for job in jobs if args.cleanrl or not job.variant.startswith("CleanRL")]
-    jobs = [job for job in jobs if re.search(args.only, " ".join(job.key))]
-    sys.exit(run_missing(jobs, args.jobs, CSV.with_stem(args.csv), args.cleanrl, args.python))
+    """What a process started by execute does: a run, whose figures it prints."""
+    job = json.loads(sys.argv[1])
+    library = job["variant"].split()[0]
+    runner = {"SB3": run_sb3, "CleanRL": run_cleanrl}.get(library, run_script)
+    print(json.dumps(runner(job)))
 
 
 if __name__ == "__main__":

@@ -241,59 +241,58 @@ def returns_table() -> str:
 def defaults_table() -> str:
     """A row for each environment: how many seeds reach the threshold, and the median return."""
     lines = []
-    for env, entries in boxes.results(boxes.read()).items():
-        if "grpo_rtg.py" not in entries:
-            continue
+    for env, entries in load("boxes").items():
         steps, threshold, *_ = boxes.ENVIRONMENTS[env]
         line = [f"{short(env)}, {steps:,}", f"{threshold:g}"]
-        for script in ("grpo_rtg.py", "ppo.py"):
-            returns = [run["greedy"] for run in entries.get(script, [])]
+        for script in boxes.SCRIPTS:
+            returns = values(entries[script], "greedy")
             digits = 2 if env == "FrozenLake-v1" else 0
-            reached = sum(value >= threshold for value in returns)
-            line.append(f"{reached} of {len(returns)}")
-            line.append(f"{np.median(returns):z.{digits}f}" if returns else "–")
+            reached = f"{(returns >= threshold).sum()} of {len(returns)}"
+            line += [reached, f"{np.median(returns):z.{digits}f}"]
         lines.append(line)
     head = ["environment, steps", "threshold"]
-    for script in ("`grpo_rtg.py`", "`ppo.py`"):
-        head += [f"{script}: reached", "median"]
+    for script in boxes.SCRIPTS:
+        head += [f"`{script}`: reached", "median"]
     return markdown(head, lines)
 
 
-def until_threshold(env: str, runs: list[dict]) -> str:
-    """Median steps until the training return is at the threshold; > all if half never are."""
-    steps = np.median([run["reach_steps"] or np.inf for run in runs])
-    if np.isinf(steps):
-        return f"> {boxes.ENVIRONMENTS[env].steps / 1000:.0f}k"
-    return f"{steps / 1000:.0f}k"
-
-
-def compared(study: str = "boxes") -> dict[str, dict[str, list[dict]]]:
-    """The environments of boxes.py on which all are compared: {environment: {entry: runs}}."""
-    found = boxes.results(boxes.read(boxes.CSV.with_stem(study)))
+def compared(study: str) -> dict[str, dict[str, list[dict]]]:
+    """The environments of boxes.py on which all are compared: {environment: {entry: rows}}."""
     return {
-        env: {re.sub("(CleanRL) .*", r"\1", entry): runs for entry, runs in entries.items()}
-        for env, entries in found.items()
-        if boxes.ENVIRONMENTS[env].cleanrl and "grpo_rtg.py" in entries
+        env: {re.sub("(CleanRL) .*", r"\1", entry): rows for entry, rows in entries.items()}
+        for env, entries in load(study).items()
+        if boxes.ENVIRONMENTS[env].cleanrl
     }
+
+
+def by_entry(found: dict, cell) -> list[list[str]]:
+    """A line for each entry: its name, and what cell says of it on each environment."""
+    lines = []
+    for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
+        name = f"`{entry}`" if entry.endswith(".py") else entry
+        each = [cell(env, of[entry]) if entry in of else "–" for env, of in found.items()]
+        lines.append([name, *each])
+    return lines
+
+
+def until(rows: list[dict], unit: str) -> str:
+    """Median steps or seconds until the training return is at the threshold; > all, if never."""
+    median = np.median([float(row[f"reach_{unit}"] or "inf") for row in rows])
+    over = "> " if np.isinf(median) else ""
+    median = min(median, np.median(values(rows, unit)))
+    return over + (f"{median / 1000:.0f}k" if unit == "steps" else f"{median:.0f}")
 
 
 def boxes_table() -> str:
     """A row for each entry: median greedy return (of CleanRL training), seeds above, steps."""
-    found = compared()
-    lines = []
-    for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
-        line = [f"`{entry}`" if entry.endswith(".py") else entry]
-        for env, entries in found.items():
-            runs = entries.get(entry, [])
-            returns = [run["training" if run["greedy"] is None else "greedy"] for run in runs]
-            above = sum(value >= boxes.ENVIRONMENTS[env].threshold for value in returns)
-            if runs:
-                steps = until_threshold(env, runs)
-                line.append(f"{np.median(returns):.0f}, {above} of {len(runs)}, {steps}")
-            else:
-                line.append("–")
-        lines.append(line)
-    return markdown(["", *(heading(env) for env in found)], lines)
+
+    def cell(env: str, rows: list[dict]) -> str:
+        returns = values(rows, "greedy" if rows[0]["greedy"] else "training")
+        above = (returns >= boxes.ENVIRONMENTS[env].threshold).sum()
+        return f"{np.median(returns):.0f}, {above} of {len(rows)}, {until(rows, 'steps')}"
+
+    found = compared("boxes")
+    return markdown(["", *(heading(env) for env in found)], by_entry(found, cell))
 
 
 def heading(env: str) -> str:
@@ -302,43 +301,31 @@ def heading(env: str) -> str:
     return f"{short(env)} {steps}, {threshold:g}"
 
 
-def seconds_until(runs: list[dict]) -> str:
-    """Median seconds until the training return is at the threshold; > the whole if half never."""
-    seconds = np.median([run["reach_seconds"] or np.inf for run in runs])
-    if np.isinf(seconds):
-        return f"> {np.median([run['seconds'] for run in runs]):.0f}"
-    return f"{seconds:.0f}"
+def seconds_table() -> str:
+    """A row for each entry: seconds until the threshold, seconds before training and memory."""
+    found = compared("seconds")
+    lines = by_entry(found, lambda env, rows: until(rows, "seconds"))
+    for line in lines:
+        rows = [row for entries in found.values() for row in entries.get(line[0].strip("`"), [])]
+        line.append(f"{np.median(values(rows, 'start_up')):.1f}")
+        line.append(f"{np.median(values(rows, 'peak')):.0f}")
+    environments = [heading(env) for env in found]
+    return markdown(["seconds", *environments, "start-up", "memory, MiB"], lines)
 
 
 def steps_table() -> str:
     """A row for each environment: steps until the threshold of us and of others, and seconds."""
-    entries = ["grpo_rtg.py", "ppo.py", boxes.SB3, boxes.RL_ZOO, "CleanRL"]
     timed = compared("seconds")
     lines = []
-    for env, found in compared().items():
-        cells = [f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}"]
-        for entry in entries:
-            cell = until_threshold(env, found[entry]) if entry in found else "–"
+    for env, found in compared("boxes").items():
+        line = [f"{short(env)}, {boxes.ENVIRONMENTS[env].threshold:g}"]
+        for entry in (*boxes.SCRIPTS, boxes.SB3, boxes.RL_ZOO, "CleanRL"):
+            cell = until(found[entry], "steps") if entry in found else "–"
             if entry in timed.get(env, {}):
-                cell += f", {seconds_until(timed[env][entry])} s"
-            cells.append(cell)
-        lines.append(cells)
-    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", "SB3 PPO", "SB3, RL-Zoo", "CleanRL"], lines)
-
-
-def seconds_table() -> str:
-    """A row for each entry: seconds until the threshold, seconds before training and memory."""
-    found = compared("seconds")
-    lines = []
-    for entry in dict.fromkeys(entry for entries in found.values() for entry in entries):
-        each = [entries.get(entry, []) for entries in found.values()]
-        line = [f"`{entry}`" if entry.endswith(".py") else entry]
-        line += [seconds_until(runs) if runs else "–" for runs in each]
-        for figure, digits in (("start_up", 1), ("peak", 0)):
-            line.append(f"{np.median([run[figure] for runs in each for run in runs]):.{digits}f}")
+                cell += f", {until(timed[env][entry], 'seconds')} s"
+            line.append(cell)
         lines.append(line)
-    environments = [heading(env) for env in found]
-    return markdown(["seconds", *environments, "start-up", "memory, MiB"], lines)
+    return markdown(["", "`grpo_rtg.py`", "`ppo.py`", "SB3 PPO", "SB3, RL-Zoo", "CleanRL"], lines)
 
 
 def each_seed_table(study: str) -> str:
@@ -373,12 +360,7 @@ def features_table() -> str:
 def choices_table() -> str:
     """A row for each choice: greedy returns on the environments where it was tried."""
     found = load("choices")
-    lines = []
-    for name in dict.fromkeys(name for choices in found.values() for name in choices):
-        line = [name]
-        for env, choices in found.items():
-            line.append(typical(env, choices[name], "greedy") if name in choices else "–")
-        lines.append(line)
+    lines = by_entry(found, lambda env, rows: typical(env, rows, "greedy"))
     return markdown(["choice", *(short(env) for env in found)], lines)
 
 

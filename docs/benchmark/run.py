@@ -9,7 +9,8 @@
 A run is a process with one thread. What is in the CSV with the same command is not run again, so a
 study can be stopped and started at any time.
 
-A row of docs/benchmark/results/STUDY.csv: environment, variant and seed; steps of training; greedy
+A row of docs/benchmark/results/STUDY.csv (boxes.py says what those of "boxes" and "seconds" have):
+environment, variant and seed; steps of training; greedy
 and sampled, mean returns of 100 episodes each after training, from the same starts; train_return,
 the mean of the last 100 training episodes; seconds of training; curve, the mean return of training
 episodes in each 25th of the budget; command, commit and versions. A + after the commit: the script
@@ -39,6 +40,7 @@ from typing import Literal
 # for this process and all it starts
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import boxes
 import numpy as np
 import studies
 import torch
@@ -180,17 +182,21 @@ def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> 
 def run_all(jobs: list[Job], path: Path, processes: int) -> int:
     """Run what is to be run and add it to the CSV; how many runs failed."""
     failed = 0
+    of_boxes = path.stem in ("boxes", "seconds")
+    one, columns = (boxes.execute, boxes.COLUMNS) if of_boxes else (execute, COLUMNS)
     context = get_context("forkserver")  # which loads the packages once, and has no threads
     context.set_forkserver_preload(["torch", "gymnasium", "tyro", "tensorboard"])
     with context.Pool(processes, maxtasksperchild=1) as pool:
-        for row in tqdm(pool.imap_unordered(execute, jobs), total=len(jobs), unit=" runs"):
+        for row in tqdm(pool.imap_unordered(one, jobs), total=len(jobs), unit=" runs"):
             if "error" in row:
                 failed += 1
                 tqdm.write(row["error"])
                 continue
             tqdm.write("{env} {variant} {seed}: greedy {greedy}, {seconds} s".format(**row))
             key = row["env"], row["variant"], str(row["seed"])
-            write(path, read(path) | {key: row})  # another part may be running beside this one
+            write(
+                path, read(path) | {key: row}, columns
+            )  # another part may be running beside this one
     return failed
 
 

@@ -4,6 +4,10 @@ A study is a function that gives the fields of run.py's Job for each of its runs
 which to run them.
 """
 
+from functools import partial
+
+import boxes
+
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 200_000,
@@ -112,41 +116,50 @@ def rung_flags(env: str, rung: str, shape_name: str) -> str:
     return flags
 
 
-def tuning():
+def tried(changes):
+    """A study's runs on tuning seeds: of each name, script and flags that changes(env) gives."""
+    for seed in TUNING_SEEDS:
+        for env, steps in TUNING_STEPS.items():
+            for name, script, flags in changes(env):
+                yield env, name, seed, command(env, script, flags, seed, steps)
+
+
+def tuning(env: str):
     """The shapes of timestep and regression."""
-    for seed in TUNING_SEEDS:
-        for env, steps in TUNING_STEPS.items():
-            for name in LONG_SHAPES if env in MUJOCO else SHAPES:
-                for rung in ("timestep", "memory"):
-                    line = command(env, RUNGS[rung], rung_flags(env, rung, name), seed, steps)
-                    yield env, f"{rung}: {name}", seed, line
+    for name in LONG_SHAPES if env in MUJOCO else SHAPES:
+        for rung in ("timestep", "memory"):
+            yield f"{rung}: {name}", RUNGS[rung], rung_flags(env, rung, name)
 
 
-def outcome():
+def outcome(env: str):
     """Which discount, mean and shape suit outcome supervision?"""
-    for seed in TUNING_SEEDS:
-        for env in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"):
-            tried = [("γ < 1", name) for name in SHAPES]
-            settings = ("γ < 1, Eq. 3's mean", "γ = 1", "γ = 1, Eq. 3's mean")
-            tried += [(setting, LADDER_SHAPE[env]) for setting in settings]
-            for setting, name in tried:
-                rung = "outcome" if "γ = 1" in setting else "group"  # for its discount
-                flags = rung_flags(env, rung, name)
-                if "Eq. 3" in setting:
-                    flags += " --loss-agg trajectory"
-                line = command(env, RUNGS["outcome"], flags, seed, TUNING_STEPS[env])
-                yield env, f"{setting}: {name}", seed, line
+    if env in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"):
+        own = LADDER_SHAPE[env]
+        for name in SHAPES:  # group has the others' discount
+            yield f"γ < 1: {name}", RUNGS["outcome"], rung_flags(env, "group", name)
+        for discount, rung in (("γ < 1", "group"), ("γ = 1", "outcome")):
+            flags = rung_flags(env, rung, own)
+            average = f"{flags} --loss-agg trajectory"
+            yield f"{discount}: {own}", RUNGS["outcome"], flags
+            yield f"{discount}, Eq. 3's mean: {own}", RUNGS["outcome"], average
 
 
-def singly():
+def singly(env: str):
     """The shapes of group and process, which had no say in the ladder's."""
-    for seed in TUNING_SEEDS:
-        for env, steps in TUNING_STEPS.items():
-            for rung in ("group", "process"):
-                for name in SHAPES if env not in MUJOCO else ():
-                    flags = rung_flags(env, rung, name)
-                    line = command(env, (RUNGS | BESIDE)[rung], flags, seed, steps)
-                    yield env, f"{rung}: {name}", seed, line
+    for rung in ("group", "process"):
+        for name in SHAPES if env not in MUJOCO else ():
+            yield f"{rung}: {name}", (RUNGS | BESIDE)[rung], rung_flags(env, rung, name)
+
+
+GPG = "docs/examples/gpg.py"
+BIN_WIDTHS = ("0.1", "0.3", "1", "3", "10")
+
+
+def widths(env: str):
+    """How wide are GPG's bins? With the ladder's shapes."""
+    for width in BIN_WIDTHS:
+        flags = rung_flags(env, "state", LADDER_SHAPE[env])
+        yield f"width {width}", f"{GPG} --bin-width {width}", flags
 
 
 OWN_SHAPE = {  # by singly, where another shape than the ladder's was better
@@ -226,20 +239,6 @@ def million():
                 yield env, rung, seed, command(env, RUNGS[rung], flags, seed, 1_000_000)
 
 
-GPG = "docs/examples/gpg.py"
-BIN_WIDTHS = ("0.1", "0.3", "1", "3")
-
-
-def widths():
-    """How wide are the bins of GPG? On tuning seeds, with the ladder's shapes."""
-    for seed in TUNING_SEEDS:
-        for env, steps in TUNING_STEPS.items():
-            flags = rung_flags(env, "state", LADDER_SHAPE[env])
-            for width in BIN_WIDTHS:
-                line = command(env, f"{GPG} --bin-width {width}", flags, seed, steps)
-                yield env, f"width {width}", seed, line
-
-
 UNSEEN = {"Walker2d-v5": 250_000, "InvertedDoublePendulum-v5": 250_000}  # nobody tuned on them
 
 
@@ -316,7 +315,15 @@ def fair():
         yield env, "RL-Zoo's settings", seed, command(env, "ppo.py", ZOO, seed)
 
 
-STUDIES = {"choices": choices, "tuning": tuning, "ladder": ladder, "fair": fair}
-STUDIES |= {"outcome": outcome, "unseen": unseen, "examples": examples, "ablations": ablations}
-STUDIES |= {"mujoco": mujoco, "million": million, "singly": singly, "own": own}
-STUDIES |= {"widths": widths}
+def seconds():
+    """The runs of boxes whose seconds are compared: all on one day and machine."""
+    for job in boxes.jobs(3, 3):
+        if boxes.ENVIRONMENTS[job[0]].cleanrl and job[1] != boxes.SB3:
+            yield job
+
+
+STUDIES = {"choices": choices, "ladder": ladder, "fair": fair, "unseen": unseen, "own": own}
+STUDIES |= {"examples": examples, "ablations": ablations, "mujoco": mujoco, "million": million}
+STUDIES |= {"boxes": partial(boxes.jobs, 10, 5), "seconds": seconds}
+for study in (tuning, outcome, singly, widths):
+    STUDIES[study.__name__] = partial(tried, study)
