@@ -48,7 +48,6 @@ ROOT = Path(__file__).parents[2]
 COLUMNS = ["env", "variant", "seed", "steps", "reach_steps", "reach_seconds", "training", "greedy"]
 COLUMNS += ["seconds", "start_up", "peak", "command", "commit", "versions"]
 WINDOW = 100  # episodes of a mean
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SCRIPTS = ["grpo_rtg.py", "ppo.py"]
 SB3, RL_ZOO = "SB3 PPO, defaults", "SB3 PPO, RL-Zoo's settings"
 
@@ -251,7 +250,7 @@ def execute(job) -> dict:
 
     steps, threshold, *_ = ENVIRONMENTS[job.env]
     todo = asdict(job) | {"steps": steps, "threshold": threshold, "spawned": time.time()}
-    env = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).resolve()), json.dumps(todo)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
@@ -259,8 +258,7 @@ def execute(job) -> dict:
         return asdict(job) | {"error": f"{job.command}: {done.stderr[-2000:]}"}
     result = asdict(job) | json.loads(done.stdout.splitlines()[-1])
     result |= {"commit": commit("grpo_rtg.py"), "versions": versions(job)}
-    row = {name: result[name] for name in COLUMNS}
-    return {name: round(x, 3) if isinstance(x, float) else x for name, x in row.items()}
+    return {name: round(x, 3) if isinstance(x, float) else x for name, x in result.items()}
 
 
 def versions(job) -> str:

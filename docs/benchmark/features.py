@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -32,7 +33,7 @@ RUNS = {  # steps, and options, of the runs that are recorded
     "FrozenLake-v1": {"total_timesteps": 30_000},
     "LunarLander-v3": {"total_timesteps": 300_000},
 }
-CHOICES = {  # name: changes of ReturnRegression
+CHOICES = {  # name: what explained is given
     "as it is": {},
     "64 features": {"NUM_FEATURES": 64},
     "256 features": {"NUM_FEATURES": 256},
@@ -58,20 +59,18 @@ def record(env_id: str, options: dict) -> list[grpo_rtg.Episodes]:
         iterations.append(collect(*args))
         return iterations[-1]
 
-    grpo_rtg.collect_groups = collect_and_keep
     args = grpo_rtg.Args(env_id=env_id, seed=101, eval_episodes=1, **options)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    keeping = patch.object(grpo_rtg, "collect_groups", collect_and_keep)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), keeping:
         grpo_rtg.train(args)
-    grpo_rtg.collect_groups = collect
     return iterations
 
 
-def explained(iterations: list[grpo_rtg.Episodes], gamma: float, change: dict) -> float:
+def explained(
+    iterations, gamma: float, decay=grpo_rtg.Args.decay, frozen=False, **constants
+) -> float:
     """Median R² of the fits, each on the iteration after it."""
-    change = dict(change)
-    decay = change.pop("decay", grpo_rtg.Args().decay)
-    frozen = change.pop("frozen", False)
-    changed = type("Changed", (grpo_rtg.ReturnRegression,), change)
+    changed = type("Changed", (grpo_rtg.ReturnRegression,), constants)
     regression = changed(iterations[0].obs.shape[1], decay)
     shares = []
     for i, episodes in enumerate(iterations):
@@ -101,7 +100,7 @@ def main() -> None:
         row = [name]
         for env, iterations in runs.items():
             gamma = RUNS[env].get("gamma", 0.99)
-            row.append(f"{explained(iterations[-60:], gamma, change):.2f}")
+            row.append(f"{explained(iterations[-60:], gamma, **change):.2f}")
         rows.append(row)
         print(*row, sep=", ", flush=True)
     with open(PATH, "w", newline="") as file:

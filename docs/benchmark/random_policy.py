@@ -26,19 +26,12 @@ def random_returns(env_id: str, episodes: int) -> np.ndarray:
     returns = np.zeros(episodes)
     for i in range(episodes):
         env.reset(seed=i)
-        over = False
-        while not over:
+        ended = False
+        while not ended:
             _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
             returns[i] += reward
-            over = terminated or truncated
-    env.close()
+            ended = terminated or truncated
     return returns
-
-
-def read() -> dict[str, float]:
-    """Mean return on each environment, as written."""
-    with open(PATH, newline="") as file:
-        return {row["env"]: float(row["mean_return"]) for row in csv.DictReader(file)}
 
 
 def main() -> None:

@@ -31,16 +31,8 @@ DOCS = Path(__file__).parents[1]
 TEXT = "#808080"  # as far from white as from black
 # Okabe and Ito's colours, told apart by colour-blind people too, in the shades that show on white
 # and on black: one for each variant, in all figures.
-COLOURS = {
-    "outcome": "#E69F00",
-    "group": "#56B4E9",
-    "timestep": "#0072B2",
-    "state": "#b58900",
-    "λ": "#CC79A7",
-    "memory": "#D55E00",
-    "critic network": "#009E73",
-    "PPO": "#7f7f7f",
-}
+HUES = "#E69F00 #56B4E9 #0072B2 #b58900 #CC79A7 #D55E00 #009E73 #7f7f7f"
+COLOURS = dict(zip(studies.RUNGS, HUES.split(), strict=True))
 NAMES = {  # of the rungs, and of what stands beside them, in tables and figures
     "outcome": "outcome",
     "group": "`group`",
@@ -57,7 +49,8 @@ TIE = 0.01  # scores that differ by less are as good as equal: all who stand sti
 ENOUGH = 5  # seeds that a result needs to be shown
 # Scores count from a uniformly random policy's return (0) to Gymnasium's reward threshold (1).
 # Pendulum has none: -200.
-RANDOM = random_policy.read()
+with open(random_policy.PATH, newline="") as file:
+    RANDOM = {row["env"]: float(row["mean_return"]) for row in csv.DictReader(file)}
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}
 
 iqm = partial(trim_mean, proportiontocut=0.25)
@@ -532,28 +525,12 @@ def use_style() -> None:
     plt.rcParams |= {"svg.hashsalt": "grpo", "font.size": 10}
 
 
-TABLES = {
-    "ladder": ladder_table,
-    "overall": overall_table,
-    "gains": gains_table,
-    "beats": beats_table,
-    "returns": returns_table,
-    "defaults": defaults_table,
-    "boxes": boxes_table,
-    "seconds": seconds_table,
-    "steps": steps_table,
-    "unseen": partial(each_seed_table, "unseen"),
-    "million": partial(each_seed_table, "million"),
-    "commands": commands_table,
-    "features": features_table,
-    "choices": choices_table,
-    "ablations": ablations_table,
-    "mujoco": mujoco_table,
-    "fair": partial(each_seed_table, "fair"),
-    "examples": examples_table,
-    "tuning": tuning_table,
-    "outcome": outcome_table,
-}
+MAKERS = [ladder_table, overall_table, gains_table, beats_table, returns_table, commands_table]
+MAKERS += [defaults_table, boxes_table, seconds_table, steps_table, examples_table]
+MAKERS += [features_table, choices_table, ablations_table, mujoco_table, tuning_table]
+MAKERS += [outcome_table]
+TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS}
+TABLES |= {name: partial(each_seed_table, name) for name in ("unseen", "million", "fair")}
 
 
 def with_tables(page: str) -> str:

@@ -60,8 +60,6 @@ LADDER_SHAPE |= {
     "FrozenLake-v1": "2x16, 4 passes of 256, 1e-3",
     "LunarLander-v3": "4x4, 8 passes of 256, 3e-3",
     "Pendulum-v1": "4x4, 10 passes of 128, 1e-3",
-}
-LADDER_SHAPE |= {
     "Hopper-v5": "1x4, 8 passes of 256, 1e-3",
     "HalfCheetah-v5": "1x4, 8 passes of 256, 1e-3, log std -2",
 }
