@@ -1,8 +1,12 @@
 """docs/examples: the environments keep Gymnasium's rules, and what is said about them is so."""
 
+import importlib
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 
 import grpo_process
@@ -98,3 +102,56 @@ def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys, monkeypatch):
     before = shares.pop("pretrained")
     assert list(shares) == ["grpo_outcome,", "grpo_process,", "grpo_rtg,"]
     assert 30 < before < 70 and min(shares.values()) >= before + 8, table
+
+
+@pytest.fixture
+def gpg():
+    """The example, with a grpo_rtg.py of its own to change."""
+    before = sys.modules.pop("grpo_rtg", None)
+    yield importlib.import_module("docs.examples.gpg")
+    del sys.modules["docs.examples.gpg"], sys.modules["grpo_rtg"]
+    if before is not None:
+        sys.modules["grpo_rtg"] = before
+
+
+def test_bins_by_hand(gpg):
+    """Only an episode's first visit to a bin counts there: 3 and 4 in bin 0, 1 and 5 in bin 1."""
+    returns = torch.tensor([3.0, 2, 1, 5, 4]).double()
+    bins = torch.tensor([0, 0, 1, 1, 0])
+    episode = torch.tensor([0, 0, 0, 1, 1])
+    assert gpg.bin_means(returns, bins, episode).tolist() == [3.5, 3.5, 3, 3, 3.5]
+
+
+def test_bins_against_a_loop(gpg):
+    """Algorithm 2 of the paper with dictionaries, and R - b as the advantage."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([[5, 9, 1], [7, 2, 9]])
+    mask = torch.arange(9) < lengths[..., None]
+    rewards = torch.randn(2, 3, 9).double().where(mask, 0)
+    obs = 10 * torch.randn(int(mask.sum()), 2).round()  # some of 10 states apart, many times
+    truncated = torch.ones(2, 3, dtype=torch.bool)  # for which the paper has no value
+    episodes = gpg.Episodes(obs, obs, rewards, mask, truncated)
+    gpg.BinMeans.bin_width = 0.1
+    b = gpg.BinMeans(2, 0.0).fit(episodes, gamma=0.9)
+
+    returns = [r[m] for r, m in zip(rewards.flatten(0, 1), mask.flatten(0, 1))]
+    returns = [
+        [sum(0.9 ** (j - t) * float(r[j]) for j in range(t, len(r))) for t in range(len(r))]
+        for r in returns
+    ]
+    states = [[tuple(o.tolist()) for o in part] for part in obs.split(lengths.flatten().tolist())]
+    visits = {}
+    for own_states, own_returns in zip(states, returns):
+        seen = set()
+        for state, value in zip(own_states, own_returns):
+            if state not in seen:
+                visits.setdefault(state, []).append(value)
+            seen.add(state)
+    expected = [np.mean(visits[state]) for own in states for state in own]
+    assert len(visits) < mask.sum() / 2
+    assert b[..., :-1][mask].tolist() == pytest.approx(expected)
+    assert (b[~torch.nn.functional.pad(mask, (0, 1))] == 0).all()
+    options = {"baseline": "regression", "values": b, "gae_lambda": gpg.Args().gae_lambda}
+    found = gpg.grpo_rtg.compute_advantages(rewards, mask, 0.9, norm_std=False, **options)
+    expected = np.concatenate(returns) - expected
+    assert found[mask].tolist() == pytest.approx(expected)
