@@ -128,7 +128,8 @@ def test_bins_against_a_loop(gpg):
     lengths = torch.tensor([[5, 9, 1], [7, 2, 9]])
     mask = torch.arange(9) < lengths[..., None]
     rewards = torch.randn(2, 3, 9).double().where(mask, 0)
-    obs = 10 * torch.randn(int(mask.sum()), 2).round()  # some of 10 states apart, many times
+    state = torch.randn(int(mask.sum()), 2).round()  # some of ten, many times
+    obs = state + 1e-3 * torch.rand(state.shape)
     truncated = torch.ones(2, 3, dtype=torch.bool)  # for which the paper has no value
     episodes = gpg.Episodes(obs, obs, rewards, mask, truncated)
     gpg.BinMeans.bin_width = 0.1
@@ -139,7 +140,7 @@ def test_bins_against_a_loop(gpg):
         [sum(0.9 ** (j - t) * float(r[j]) for j in range(t, len(r))) for t in range(len(r))]
         for r in returns
     ]
-    states = [[tuple(o.tolist()) for o in part] for part in obs.split(lengths.flatten().tolist())]
+    states = [[tuple(o.tolist()) for o in part] for part in state.split(lengths.flatten().tolist())]
     visits = {}
     for own_states, own_returns in zip(states, returns):
         seen = set()
