@@ -43,6 +43,7 @@ NAMES = {  # of the rungs, and of what stands beside them, in tables and figures
     "critic network": "critic network",
     "PPO": "`ppo.py`",
     "process": "beside: process",
+    "GPG": "beside: GPG's bins",
 }
 RESAMPLES = 2000
 TIE = 0.01  # scores that differ by less are as good as equal: all who stand still do it alike

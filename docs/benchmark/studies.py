@@ -73,7 +73,11 @@ RUNGS = {  # each of the first six adds one thing to the one before it
     "critic network": "docs/examples/critic.py",
     "PPO": "ppo.py",
 }
-BESIDE = {"process": "grpo_process.py"}  # in the ladder's tables, but no rung
+GPG = "docs/examples/gpg.py"
+BESIDE = {"process": "grpo_process.py", "GPG": GPG}  # in the ladder's tables, but no rungs
+BIN_WIDTH = dict.fromkeys(STEPS, "1")  # of GPG: the best by the study widths
+BIN_WIDTH |= dict.fromkeys(("MountainCarContinuous-v0", "Pendulum-v1"), "0.3")
+BIN_WIDTH |= dict.fromkeys(MUJOCO, "3")
 
 
 def ppo(envs: int, steps: int, epochs: int, size: int, rate: str, gae_lambda: float) -> str:
@@ -111,6 +115,8 @@ def rung_flags(env: str, rung: str, shape_name: str) -> str:
     flags = (SHAPES | LONG_SHAPES)[shape_name] + discount
     if rung in ("λ", "memory", "critic network"):
         flags += LAMBDA.get(env, " --gae-lambda 0.95")
+    if rung == "GPG":
+        flags += f" --bin-width {BIN_WIDTH[env]}"
     return flags
 
 
@@ -149,13 +155,9 @@ def singly(env: str):
             yield f"{rung}: {name}", (RUNGS | BESIDE)[rung], rung_flags(env, rung, name)
 
 
-GPG = "docs/examples/gpg.py"
-BIN_WIDTHS = ("0.1", "0.3", "1", "3", "10")
-
-
 def widths(env: str):
     """How wide are GPG's bins? With the ladder's shapes."""
-    for width in BIN_WIDTHS:
+    for width in ("0.1", "0.3", "1", "3", "10"):
         flags = rung_flags(env, "state", LADDER_SHAPE[env])
         yield f"width {width}", f"{GPG} --bin-width {width}", flags
 
