@@ -75,9 +75,9 @@ RUNGS = {  # each of the first six adds one thing to the one before it
 }
 GPG = "docs/examples/gpg.py"
 BESIDE = {"process": "grpo_process.py", "GPG": GPG}  # in the ladder's tables, but no rungs
-BIN_WIDTH = dict.fromkeys(STEPS, "1")  # of GPG: the best by the study widths
-BIN_WIDTH |= dict.fromkeys(("MountainCarContinuous-v0", "Pendulum-v1"), "0.3")
-BIN_WIDTH |= dict.fromkeys(MUJOCO, "3")
+BIN_WIDTH = dict.fromkeys(STEPS, "1")  # of GPG: the best by widths; on FrozenLake bins are states
+BIN_WIDTH |= {"MountainCarContinuous-v0": "0.3", "Pendulum-v1": "0.3"}
+BIN_WIDTH |= {"Hopper-v5": "3", "HalfCheetah-v5": "10"}
 
 
 def ppo(envs: int, steps: int, epochs: int, size: int, rate: str, gae_lambda: float) -> str:
