@@ -333,17 +333,6 @@ def each_seed_table(study: str) -> str:
     return markdown(["environment", "variant", "greedy, each seed", "training, median"], lines)
 
 
-def examples_table() -> str:
-    """A row for each script on the grid world: greedy returns, and seeds near the shortest path."""
-    lines = []
-    for script, rows in load("examples").get(studies.GRID, {}).items():
-        returns = values(rows, "greedy")
-        spread = f"{np.median(returns):.2f} [{returns.min():.2f}, {returns.max():.2f}]"
-        lines.append([f"`{script}`", spread, f"{(returns >= 0.59).sum()} of {len(returns)}"])
-    head = ["`--total-timesteps 60000`", "greedy return", "seeds within one step of the shortest"]
-    return markdown(head, lines)
-
-
 def features_table() -> str:
     """What features.py wrote: R² of the next iteration's returns, a row for each choice."""
     with open(run.RESULTS / "features.csv", newline="") as file:
@@ -527,7 +516,7 @@ def use_style() -> None:
 
 
 MAKERS = [ladder_table, overall_table, gains_table, beats_table, returns_table, commands_table]
-MAKERS += [defaults_table, boxes_table, seconds_table, steps_table, examples_table]
+MAKERS += [defaults_table, boxes_table, seconds_table, steps_table]
 MAKERS += [features_table, choices_table, ablations_table, mujoco_table, tuning_table]
 MAKERS += [outcome_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS}
