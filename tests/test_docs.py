@@ -31,7 +31,7 @@ use_bias_correction_kl epsilon_high delta mask_truncated_completions my_module P
 docs tests reward_threshold gymnasium.wrappers.NormalizeReward gymnasium.Wrapper np.random Tuple
 Dict"""
 OTHER_FLAGS = """--nproc-per-node --logdir --seeds --reach --jobs --by --only --replay --seconds
---cleanrl --python --csv --help --index-url"""
+--help --index-url"""
 
 
 def prose(page) -> str:

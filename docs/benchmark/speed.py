@@ -1,5 +1,5 @@
-"""How fast grpo_rtg.py is: where a step's time goes, and what a GPU is for. boxes.py compares it
-with Stable-Baselines3 and CleanRL.
+"""How fast grpo_rtg.py is: where a step's time goes, and what a GPU is for. run.py's study seconds
+compares it with Stable-Baselines3 and CleanRL.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py parts

@@ -3,13 +3,14 @@ regression: the mean return of the steps in the same bin of states. From the scr
 
     python docs/examples/gpg.py --env-id CartPole-v1 --bin-width 1
 
-GPG sums up an iteration's N trajectories by a binning function f(s, t) (Algorithm 2). Each gives a
-bin the return-to-go of its first visit, and the advantage is R minus the mean of the step's bin.
-With f = t it is --baseline timestep; here f is the state, rounded. The numbers of a state have
-different units, so they are rounded in standard deviations; in the paper they are not.
+Its Algorithm 2, here after code that implements it, sorts an iteration's steps into bins f(s, t).
+Each trajectory gives a bin the return-to-go of its first visit, and a step's advantage is R minus
+the mean of its bin. With f = t and one group it is --baseline timestep; here f is the state,
+rounded. The numbers of a state have different units, so they are rounded in standard deviations,
+which is not in the paper.
 
-PPO's loss is GPG's, too. All else stays: the division by the group's standard deviation, the
-update. Trajectories are pooled over groups, as the regression pools them.
+All else stays: PPO's clipped objective, which is GPG's too, the division by the group's standard
+deviation, the update. Trajectories are pooled over groups, as the regression pools them.
 """
 
 import sys
