@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Literal
+from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -52,13 +53,14 @@ def train(flags: list[str]) -> dict[str, float]:
     """A run's environment steps and those a second, and the MiB it had on a GPU."""
     if "--cuda" not in flags:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimizers would start it
-    args = tyro.cli(grpo_rtg.Args, args=[*flags, "--eval-episodes", "1"])
+    args = tyro.cli(grpo_rtg.Args, args=flags)
     nowhere = io.StringIO()  # for what is printed, and the bars
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
+        patch.object(grpo_rtg.Run, "evaluate_and_save"),  # whose episodes are no rollout
     ):
         summary = grpo_rtg.train(args)
     return {
