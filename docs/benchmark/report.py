@@ -210,7 +210,7 @@ def beats_table() -> str:
     """A row for each rung: how often it beats PPO."""
     table = load_ladder()
     lines = []
-    for rung in list(studies.RUNGS)[:-1]:
+    for rung in (*list(studies.RUNGS)[:-1], "GPG"):
         line = [NAMES[rung]]
         for column in ("greedy", "sampled", "train_return"):
             samples = [scores(env, table[env][x], column) for x in (rung, "PPO") for env in table]
