@@ -315,15 +315,6 @@ def fair():
         yield env, "RL-Zoo's settings", seed, command(env, "ppo.py", ZOO, seed)
 
 
-def fits():
-    """The ladder's regression, judged by the fit before, or divided by the iteration's spread."""
-    for seed in SEEDS[:5]:
-        for env in STEPS:
-            for name in ("fit_before", "by_iteration"):
-                flags = rung_flags(env, "memory", LADDER_SHAPE[env])
-                yield env, name, seed, command(env, f"docs/benchmark/{name}.py", flags, seed)
-
-
 def seconds():
     """The runs of boxes whose seconds are compared: all on one day and machine."""
     for job in boxes.jobs(3, 3):
@@ -333,6 +324,6 @@ def seconds():
 
 STUDIES = {"choices": choices, "ladder": ladder, "fair": fair, "unseen": unseen, "own": own}
 STUDIES |= {"examples": examples, "ablations": ablations, "mujoco": mujoco, "million": million}
-STUDIES |= {"boxes": partial(boxes.jobs, 10, 5), "seconds": seconds, "fits": fits}
+STUDIES |= {"boxes": partial(boxes.jobs, 10, 5), "seconds": seconds}
 for study in (tuning, outcome, singly, widths):
     STUDIES[study.__name__] = partial(tried, study)
