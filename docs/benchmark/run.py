@@ -194,9 +194,8 @@ def run_all(jobs: list[Job], path: Path, processes: int) -> int:
                 continue
             tqdm.write("{env} {variant} {seed}: greedy {greedy}, {seconds} s".format(**row))
             key = row["env"], row["variant"], str(row["seed"])
-            write(
-                path, read(path) | {key: row}, columns
-            )  # another part may be running beside this one
+            rows = read(path)  # anew, for another part may be running beside this one
+            write(path, rows | {key: row}, columns)
     return failed
 
 

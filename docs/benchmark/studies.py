@@ -140,7 +140,8 @@ def outcome(env: str):
     if env in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"):
         own = LADDER_SHAPE[env]
         for name in SHAPES:  # group has the others' discount
-            yield f"γ < 1: {name}", RUNGS["outcome"], rung_flags(env, "group", name)
+            if name != own:
+                yield f"γ < 1: {name}", RUNGS["outcome"], rung_flags(env, "group", name)
         for discount, rung in (("γ < 1", "group"), ("γ = 1", "outcome")):
             flags = rung_flags(env, rung, own)
             average = f"{flags} --loss-agg trajectory"
