@@ -150,9 +150,10 @@ def outcome(env: str):
 
 
 def singly(env: str):
-    """The shapes of group and process, which had no say in the ladder's."""
-    for rung in ("group", "process"):
-        for name in SHAPES if env not in MUJOCO else ():
+    """The shapes of group, process and GPG, which had no say in the ladder's."""
+    shapes = LONG_SHAPES if env in MUJOCO else SHAPES
+    for rung in ("GPG",) if env in MUJOCO else ("group", "process", "GPG"):
+        for name in shapes:
             yield f"{rung}: {name}", (RUNGS | BESIDE)[rung], rung_flags(env, rung, name)
 
 
