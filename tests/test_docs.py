@@ -201,3 +201,17 @@ def test_the_tables_are_current():
     """The tables of the study are what report.py makes of the CSVs."""
     pytest.importorskip("scipy"), pytest.importorskip("matplotlib")
     subprocess.run([sys.executable, DOCS / "benchmark" / "report.py", "--check"], check=True)
+
+
+@pytest.mark.slow
+def test_the_pictures_can_be_drawn(monkeypatch, tmp_path):
+    pytest.importorskip("scipy"), pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(DOCS / "figures")
+    draw = importlib.import_module("draw")
+    monkeypatch.setattr(sys.modules["report"], "DOCS", tmp_path)
+    envs, policy = draw.environments(draw.grpo_rtg.Args(group_size=8))
+    episodes = draw.grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(0))
+    draw.draw_flow()
+    draw.draw_variants(episodes)
+    drawn = {path.stem: path.stat().st_size for path in (tmp_path / "figures").iterdir()}
+    assert drawn.keys() == {"flow", "variants"} and min(drawn.values()) > 10_000

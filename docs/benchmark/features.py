@@ -5,7 +5,7 @@
 
 Records the episodes of one training run on each environment, then fits each choice to them in
 turn. Prints R²: the share of the variance of an iteration's returns-to-go that the fit before that
-iteration explains; the median over iterations from the eighth part of the run on. Writes
+iteration explains; the median over the last 60 iterations but for the first eighth of these. Writes
 results/features.csv.
 """
 

@@ -53,7 +53,7 @@ def draw_variants(episodes: grpo_rtg.Episodes) -> None:
     regression = grpo_rtg.ReturnRegression(episodes.obs.shape[1], decay=0)
     values = regression.fit(episodes, 0.99)
     group, timestep, fitted = (
-        grpo_rtg.compute_advantages(rewards, mask, 0.99, True, baseline, values)
+        grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline=baseline, values=values)
         for baseline in ("group", "timestep", "regression")
     )
     panels = {
@@ -94,7 +94,9 @@ def draw_flow() -> None:
     envs, policy = environments(grpo_rtg.Args(group_size=4))
     episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
     mask = episodes.mask[0]
-    advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
+    advantages = grpo_rtg.compute_advantages(
+        episodes.rewards, episodes.mask, 0.99, baseline="timestep"
+    )[0]
     lengths, longest = mask.sum(1).tolist(), mask.shape[1]
 
     figure = plt.figure(figsize=(12, 3.4), layout="constrained")
