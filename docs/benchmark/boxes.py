@@ -9,8 +9,8 @@ Stable-Baselines3's PPO and from CleanRL's. The runs of run.py's studies "boxes"
 A run is a process of its own with one thread and no GPU. The entries: grpo_rtg.py and ppo.py with
 their defaults, SB3's PPO with its defaults and with the settings that RL-Zoo found for the
 environment, CleanRL's ppo.py or ppo_continuous_action.py; on MountainCarContinuous and FrozenLake
-grpo_rtg.py and ppo.py alone. The runs of "seconds" are of one day and machine, so that their
-seconds can be compared.
+grpo_rtg.py and ppo.py alone. An environment's runs of "seconds" are of one day and machine, so that
+they can be compared.
 
 A training return is the mean of the last 100 training episodes' returns, undiscounted and not
 normalized (at the end of a run with fewer, of these). reach_steps and reach_seconds say when it

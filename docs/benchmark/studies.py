@@ -318,7 +318,7 @@ def fair():
 
 
 def seconds():
-    """The runs of boxes whose seconds are compared: all on one day and machine."""
+    """The runs of boxes whose seconds are compared: an environment's on one day and machine."""
     for job in boxes.jobs(3, 3):
         if boxes.ENVIRONMENTS[job[0]].cleanrl and job[1] != boxes.SB3:
             yield job
