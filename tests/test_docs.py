@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 import tyro
