@@ -175,11 +175,14 @@ OWN_SHAPE = {  # by singly, where another shape than the ladder's was better
         "FrozenLake-v1": "4x8, 8 passes of 256, 3e-3",
         "LunarLander-v3": "4x4, 10 passes of 128, 1e-3",
     },
+    "GPG": dict.fromkeys(("Pendulum-v1", "LunarLander-v3"), "4x8, 8 passes of 1024, 5e-3")
+    | dict.fromkeys(("Acrobot-v1", "FrozenLake-v1"), "4x8, 8 passes of 256, 3e-3")
+    | dict.fromkeys(("CartPole-v1", "MountainCarContinuous-v0"), "4x4, 10 passes of 128, 1e-3"),
 }
 
 
 def own():
-    """The ladder's group and process with shapes of their own."""
+    """The ladder's group, process and GPG with shapes of their own."""
     for seed in SEEDS:
         for rung, shapes in OWN_SHAPE.items():
             for env, name in shapes.items():
