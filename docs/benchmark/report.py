@@ -167,7 +167,7 @@ def ladder_table() -> str:
 
 
 def overall_table() -> str:
-    """A row for each rung: its score over all environments. Two with shapes of their own, too."""
+    """A row for each rung: its score over all environments. Some with shapes of their own, too."""
     table = load_ladder()
     most = without_mountain_car(table)
     rows = {name: {env: table[env][rung] for env in table} for rung, name in NAMES.items()}
