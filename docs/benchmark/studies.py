@@ -151,9 +151,8 @@ def outcome(env: str):
 
 def singly(env: str):
     """The shapes of group, process and GPG, which had no say in the ladder's."""
-    shapes = LONG_SHAPES if env in MUJOCO else SHAPES
     for rung in ("GPG",) if env in MUJOCO else ("group", "process", "GPG"):
-        for name in shapes:
+        for name in LONG_SHAPES if env in MUJOCO else SHAPES:
             yield f"{rung}: {name}", (RUNGS | BESIDE)[rung], rung_flags(env, rung, name)
 
 
