@@ -9,18 +9,15 @@
 A run is a process with one thread. What is in the CSV with the same command is not run again, so a
 study can be stopped and started at any time.
 
-A row of docs/benchmark/results/STUDY.csv (boxes.py says what those of "boxes" and "seconds" have):
-environment, variant and seed; steps of training; greedy
+A row of docs/benchmark/results/STUDY.csv: environment, variant and seed; steps of training; greedy
 and sampled, mean returns of 100 episodes each after training, from the same starts; train_return,
 the mean of the last 100 training episodes; seconds of training; curve, the mean return of training
-episodes in each 25th of the budget; command, commit and versions. A + after the commit: the script
+episodes in each 25th of the budget; command, commit and versions. A + after the commit: the scripts
 differed from it.
 """
 
 import contextlib
 import csv
-import importlib.util
-import io
 import json
 import os
 import platform
@@ -30,17 +27,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
-# for this process and all it starts
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
-import boxes
 import numpy as np
 import studies
 import torch
@@ -53,7 +45,7 @@ RESULTS = Path(__file__).parent / "results"
 COLUMNS = ["env", "variant", "seed", "steps", "greedy", "sampled", "train_return", "seconds"]
 COLUMNS += ["command", "commit", "versions", "curve"]
 POINTS = 25  # of a learning curve
-EPISODES = 100  # of an evaluation
+ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}  # for docs.examples
 
 
 @dataclass(frozen=True)
@@ -72,57 +64,36 @@ class Job:
 
 def execute(job: Job) -> dict:
     """Train and evaluate; the row of the CSV, or env, variant, seed and the error."""
-    sys.path[:0] = [str(ROOT)]
     row = {"env": job.env, "variant": job.variant, "seed": job.seed}
-    script, *words = job.command.split()
-    nowhere = io.StringIO()  # for what is printed, and the bars
-    try:
-        module = load_script(script)
-        args = tyro.cli(module.Args, args=words)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.chdir(folder),
-            contextlib.redirect_stdout(nowhere),
-            contextlib.redirect_stderr(nowhere),
-        ):
-            summary = module.train(replace(args, eval_episodes=1))
-            row |= evaluate(module, summary["run_dir"] / "model.pt", job.env)
-            row["curve"] = training_curve(summary["run_dir"], args.total_timesteps)
-    except Exception as error:  # whatever a script raises: the other runs go on
-        return row | {"error": f"{job.command}: {type(error).__name__}: {error}"}
+    script, *flags = job.command.split()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def python(*words) -> str:
+            command = [sys.executable, ROOT / script, *words]
+            done = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr[-2000:])
+            return done.stdout
+
+        try:
+            printed = python(*flags)
+            [run_dir] = Path(folder, "runs").iterdir()
+            printed += python("--evaluate", run_dir / "model.pt", "--no-greedy")
+            curve = training_curve(run_dir, int(flags[flags.index("--total-timesteps") + 1]))
+        except RuntimeError as error:  # the other runs go on
+            return row | {"error": f"{job.command}: {error}"}
+    steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", printed).groups()
     return row | {
-        "steps": summary["step"],
-        "train_return": f"{summary['train_return']:.6g}",
-        "seconds": f"{summary['seconds']:.1f}",
+        "steps": int(steps.replace(",", "")),
+        "greedy": re.search(r"Greedy evaluation.* return (\S+)", printed)[1],
+        "sampled": re.search(r"Sampled evaluation.* return (\S+)", printed)[1],
+        "train_return": re.search(r"Training return.*: (\S+)", printed)[1],
+        "seconds": seconds,
         "command": job.command,
         "commit": commit(script),
         "versions": versions(),
+        "curve": curve,
     }
-
-
-def load_script(script: str):
-    """A script as a module; of one that changes grpo_rtg.py or ppo.py, that."""
-    path = ROOT / script
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return getattr(module, "grpo_rtg", getattr(module, "ppo", module))
-
-
-def evaluate(module, model: Path, env_id: str) -> dict[str, str]:
-    """Mean returns of a saved policy, greedy and sampled, on the study's environment itself."""
-    args = module.load(model)
-    args = replace(args, env_id=env_id, eval_episodes=EPISODES)
-    env = module.make_env(args)
-    network = getattr(module, "ActorCritic", module.Policy)
-    policy = network(env.observation_space, env.action_space, args)
-    module.load(model, {"policy": policy})
-    means = {}
-    for name in ("greedy", "sampled"):
-        options = replace(args, greedy=name == "greedy")
-        means[name] = f"{module.evaluate(policy, options, module.Run.EVAL_SEED).mean():.6g}"
-    return means
 
 
 def training_curve(run_dir: Path, steps: int) -> str:
@@ -148,7 +119,7 @@ def git(*words) -> str:
 
 def commit(script: str) -> str:
     """The commit that is checked out, with a + if the script differs from it."""
-    changed = git("status", "--porcelain", "--", script, "grpo_rtg.py", "ppo.py")
+    changed = git("status", "--porcelain", "--", script, "grpo_rtg.py")
     return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 
@@ -167,12 +138,12 @@ def read(path: Path) -> dict[tuple, dict]:
         return {(row["env"], row["variant"], row["seed"]): row for row in csv.DictReader(file)}
 
 
-def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> None:
+def write(path: Path, rows: dict[tuple, dict]) -> None:
     """Write a CSV in the order of its keys, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     with open(part, "w", newline="") as file:
-        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
         for key in sorted(rows, key=lambda key: (key[0], key[1], int(key[2]))):
             table.writerow(rows[key])
@@ -182,20 +153,17 @@ def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> 
 def run_all(jobs: list[Job], path: Path, processes: int) -> int:
     """Run what is to be run and add it to the CSV; how many runs failed."""
     failed = 0
-    of_boxes = path.stem in ("boxes", "seconds")
-    one, columns = (boxes.execute, boxes.COLUMNS) if of_boxes else (execute, COLUMNS)
-    context = get_context("forkserver")  # which loads the packages once, and has no threads
-    context.set_forkserver_preload(["torch", "gymnasium", "tyro", "tensorboard"])
-    with context.Pool(processes, maxtasksperchild=1) as pool:
-        for row in tqdm(pool.imap_unordered(one, jobs), total=len(jobs), unit=" runs"):
+    with ThreadPoolExecutor(processes) as pool:
+        ends = [pool.submit(execute, job) for job in jobs]
+        for end in tqdm(as_completed(ends), total=len(jobs), unit=" runs"):
+            row = end.result()
             if "error" in row:
                 failed += 1
                 tqdm.write(row["error"])
                 continue
             tqdm.write("{env} {variant} {seed}: greedy {greedy}, {seconds} s".format(**row))
-            key = row["env"], row["variant"], str(row["seed"])
             rows = read(path)  # anew, for another part may be running beside this one
-            write(path, rows | {key: row}, columns)
+            write(path, rows | {(row["env"], row["variant"], str(row["seed"])): row})
     return failed
 
 

@@ -6,8 +6,6 @@ which to run them.
 
 from functools import partial
 
-import boxes
-
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 200_000,
@@ -319,15 +317,32 @@ def fair():
         yield env, "RL-Zoo's settings", seed, command(env, "ppo.py", ZOO, seed)
 
 
-def seconds():
-    """The runs of boxes whose seconds are compared: an environment's on one day and machine."""
-    for job in boxes.jobs(3, 3):
-        if boxes.ENVIRONMENTS[job[0]].cleanrl and job[1] != boxes.SB3:
-            yield job
+DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
+DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
+
+
+def default_tuning():
+    """Two iterations for the defaults of the GRPO scripts, on five tuning seeds."""
+    for seed in range(101, 106):
+        for env, steps in DEFAULT_STEPS.items():
+            for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
+                if (env, script) == ("CartPole-v1", "grpo_process.py"):
+                    continue  # all its advantages are 0
+                for name in ("4x4, 8 passes of 256, 3e-3", "4x8, 8 passes of 1024, 5e-3"):
+                    variant = f"{script} {name}"
+                    yield env, variant, seed, command(env, script, SHAPES[name], seed, steps)
+
+
+def defaults():
+    """What the scripts do with nothing but an environment and its steps."""
+    for seed in SEEDS:
+        for env, steps in DEFAULT_STEPS.items():
+            for script in ("grpo_rtg.py", "ppo.py"):
+                yield env, script, seed, command(env, script, "", seed, steps)
 
 
 STUDIES = {"choices": choices, "ladder": ladder, "fair": fair, "unseen": unseen, "own": own}
 STUDIES |= {"examples": examples, "ablations": ablations, "mujoco": mujoco, "million": million}
-STUDIES |= {"boxes": partial(boxes.jobs, 10, 5), "seconds": seconds}
+STUDIES |= {"default_tuning": default_tuning, "defaults": defaults}
 for study in (tuning, outcome, singly, widths):
     STUDIES[study.__name__] = partial(tried, study)
