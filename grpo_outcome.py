@@ -259,15 +259,15 @@ def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = F
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
-            raise UserError(f"An observation is not finite, in an episode from one of {seeds}.")
+            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
         actions = policy.act(obs, greedy)
         env_actions = to_env(actions, envs[0].action_space)
         for row, i in enumerate(list(running)):
             running[i], reward, terminated, truncated, _ = envs[i].step(env_actions[row])
-            reward = np.float64(reward).item()  # some are arrays of one number
-            if not math.isfinite(reward):
-                raise UserError(f"A reward is {reward}, in the episode from {seeds[i]}.")
-            yield i, obs[row], actions[row], reward, bool(truncated and not terminated)
+            number = np.float64(reward).item()  # some are arrays of one number
+            if not math.isfinite(number):
+                raise UserError(f"A reward is {reward}, in the episode of seed {seeds[i]}.")
+            yield i, obs[row], actions[row], number, bool(truncated and not terminated)
             if terminated or truncated:
                 del running[i]
 
@@ -282,15 +282,14 @@ class Episodes(NamedTuple):
     truncated: Tensor  # [K, G] bool, True where a time limit cut the episode: for plug-ins
 
 
-def collect_groups(envs, policy: Policy, group_size: int, min_steps: int, seed_groups=True):
-    """Play an episode in each environment, and again until they have min_steps: Episodes.
+def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
+    """Play an episode in each environment, and again until they fill a minibatch.
 
-    The members of a group start from one reset seed; without seed_groups each has its own.
-    UserError if a group's starts differ.
+    The members of a group start from one reset seed. UserError if their first observations differ.
     """
     episodes = []  # each a list of steps
-    while sum(map(len, episodes)) < min_steps:
-        num_seeds = len(envs) // group_size if seed_groups else len(envs)
+    while sum(map(len, episodes)) < args.minibatch_size:
+        num_seeds = args.num_groups if args.seed_groups else len(envs)
         seeds = torch.randint(2**31, (num_seeds,))  # line 5: the start states
         seeds = seeds.repeat_interleave(len(envs) // num_seeds).tolist()
         first = len(episodes)
@@ -298,12 +297,13 @@ def collect_groups(envs, policy: Policy, group_size: int, min_steps: int, seed_g
         for i, obs, action, reward, truncated in play(envs, policy, seeds):  # lines 7 and 8
             episodes[first + i].append((obs, action, reward, truncated))
 
-    lengths = torch.tensor([len(episode) for episode in episodes]).view(-1, group_size, 1)
+    lengths = torch.tensor([len(episode) for episode in episodes]).view(-1, args.group_size, 1)
     mask = torch.arange(lengths.max()) < lengths
     columns = zip(*chain(*episodes))  # by episode, then by time
     obs, actions, rewards, truncated = (torch.from_numpy(np.array(x)) for x in columns)
-    starts = np.array([episode[0][0] for episode in episodes]).reshape(-1, group_size, obs.shape[1])
-    if seed_groups and (starts != starts[:, :1]).any():
+    ends = lengths.flatten().cumsum(dim=0).view(-1, args.group_size)  # the next episode's first
+    first_obs = obs[ends - lengths[..., 0]]  # [K, G, D]
+    if args.seed_groups and (first_obs != first_obs[:, :1]).any():
         why = "ignores reset(seed), or its constructor draws at random"
         raise UserError(f"{envs[0]} {why}: fix that, or --no-seed-groups.")
     return Episodes(
@@ -311,7 +311,7 @@ def collect_groups(envs, policy: Policy, group_size: int, min_steps: int, seed_g
         actions=actions,
         rewards=torch.zeros(mask.shape).double().masked_scatter(mask, rewards),
         mask=mask,
-        truncated=truncated[lengths.flatten().cumsum(dim=0) - 1].view(-1, group_size),
+        truncated=truncated[ends - 1],
     )
 
 
@@ -383,9 +383,7 @@ def train(args: Args, advantages_of=None) -> "Run":
 
         # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old (line 6) is
         # π_θ as it is before update, which the log-probabilities in the batch remember.
-        episodes = collect_groups(
-            envs, policy, args.group_size, args.minibatch_size, args.seed_groups
-        )
+        episodes = collect_groups(envs, policy, args)
         if advantages_of is None:
             advantages = compute_advantages(  # line 9
                 episodes.rewards, episodes.mask, args.gamma, args.norm_std
@@ -560,9 +558,9 @@ class Run:
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume:
             self.dir = Path(args.resume).parent
-            saved = load(args.resume, parts)
-            vars(self).update(saved["progress"])
-            if self.step >= args.total_timesteps < saved["args"]["total_timesteps"]:
+            saved_args, progress = load(args.resume, parts)
+            vars(self).update(progress)
+            if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
                 raise UserError(f"{args.resume} has {self.step:,} steps already.")
         self.started = time.perf_counter() - self.seconds
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
@@ -649,16 +647,15 @@ class Run:
         return self
 
 
-def load(path: str, parts: dict) -> dict:
-    """What Run.save wrote, its networks loaded into parts; or UserError."""
+def load(path: str, parts: dict) -> tuple[dict, dict]:
+    """Load what Run.save wrote into parts; its options and progress. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         for name, part in parts.items():
             part.load_state_dict(states[name])
-        states["args"]  # KeyError for a file of another program
+        return states["args"], states["progress"]
     except Exception as error:  # torch.load alone raises half a dozen kinds
         raise UserError(f"Cannot use {path}: {error}") from error
-    return states
 
 
 def check_args(args: Args) -> None:
@@ -694,10 +691,8 @@ def main(args_type: type = Args, advantages_of=None) -> None:
         args = tyro.cli(args_type)
         path = args.evaluate or args.resume
         if path:  # options not given are the file's
-            saved = load(path, {})["args"]
-            if args.evaluate:
-                saved |= {"render": False, "capture_video": False}
-            known = {name: saved[name] for name in asdict(args) if name in saved}
+            saved_args, _ = load(path, {})
+            known = {name: saved_args[name] for name in asdict(args) if name in saved_args}
             args = tyro.cli(args_type, default=args_type(**known))
         if args.evaluate:
             play_saved(args)

@@ -24,15 +24,21 @@ whole batch), early stopping by KL, clipped gradients, a falling learning rate, 
 Code that the GRPO scripts share with it is identical in all files.
 """
 
-import inspect
-import io
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6",
+#   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
+# ///
+
 import json
+import math
 import os
-import shlex
+import random
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,17 +53,22 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-RANK = int(os.environ.get("RANK", 0))  # this process's number under torchrun
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
-
 
 @dataclass
-class Algorithm:
-    num_envs: int = 16  # N: environments stepped side by side
+class Args:
+    """PPO."""
+
+    env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
+    env_kwargs: str = "{}"  # for gym.make, as '{"is_slippery": false, "max_episode_steps": 50}'
+    total_timesteps: int = 200_000  # environment steps; the last iteration may exceed them
+    seed: int = 1  # fixes weights, start states and sampling
+
+    num_envs: int = 16  # N: environments stepped side by side (under torchrun, by each process)
     num_steps: int = 256  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
     gae_lambda: float = 0.98  # λ: GAE's trade of bias (0) against variance (1)
     norm_adv: bool = True  # normalize the advantages of each batch
+
     update_epochs: int = 10  # K: passes over an iteration's steps
     minibatch_size: int = 128  # about how many steps a gradient step sees
     learning_rate: float = 1e-3  # Adam's step size
@@ -67,38 +78,22 @@ class Algorithm:
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
     target_kl: float = 0.1  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
+
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
     norm_obs: bool = False  # normalize observations by statistics kept in the model
-
-
-@dataclass
-class Environment:
-    env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
-    env_kwargs: str = "{}"  # arguments of the environment in JSON, as '{"is_slippery": false}'
-    max_episode_steps: int = 0  # cut episodes here (0: the environment's limit, 1000 if none)
-    total_timesteps: int = 200_000  # environment steps; an iteration that exceeds them is dropped
-
-
-@dataclass
-class Program:
-    seed: int = 1  # fixes weights, start states and sampling; with --evaluate, the episodes
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
-    eval_interval: int = 0  # environment steps between evaluations (0: only after training)
-    eval_episodes: int = 100  # episodes of an evaluation (with --render: 5)
+
+    eval_interval: int = 0  # iterations between evaluations (0: only after training)
+    eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
-    capture_video: bool = False  # record episodes 0, 1, 8, 27, ... of an evaluation
+    capture_video: bool = False  # record the first episode of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
     evaluate: str | None = None  # play this model.pt or checkpoint.pt instead of training
-
-
-@dataclass
-class Args(Program, Environment, Algorithm):
-    """All options; Args() is the default run."""
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
@@ -117,29 +112,31 @@ def compute_gae(rewards, values, next_values, terminated, done, gamma: float, ga
 
 
 def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: float):
-    """Minus PPO's objective (Eq. 9) on a flat batch of B steps, and the metrics that are logged.
+    """Minus PPO's objective (Eq. 9) on a flat batch of B steps, and the metrics to log.
 
-    batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, advantages, returns (the
-    critic's targets).
+    batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, advantages, returns.
     """
     distribution = policy(batch["obs"])
     log_probs = distribution.log_prob(batch["actions"])
     advantages = batch["advantages"]
-    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # exp of much more overflows
-    ratio = log_ratio.exp()  # 1 until the first gradient step of an iteration
+
+    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the gradient is the
+    # policy gradient. Log-ratios are bounded, because exp overflows. Nothing is lost: the chance
+    # that an action of π_old has ρ > e^20 is at most e^-20 (Markov's inequality).
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
+    ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
     policy_loss = -surrogate.mean()
+
     value_loss = 0.5 * (policy.value(batch["obs"]) - batch["returns"]).square().mean()
     entropy = distribution.entropy().mean()
-    loss = policy_loss + vf_coef * value_loss
-    if ent_coef > 0:
-        loss = loss - ent_coef * entropy
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
     metrics = {
         "losses/policy_loss": policy_loss.detach(),
         "losses/value_loss": value_loss.detach(),
         "losses/entropy": entropy.detach(),
-        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ)
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ) of a step
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
     }
     return loss, metrics
@@ -154,25 +151,31 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: spaces.Box, action_space: spaces.Space, args: Args):
         super().__init__()
-        self.continuous = isinstance(action_space, spaces.Box)
+        sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]; Box: none
+        self.continuous = len(sizes) == 0
         if self.continuous:
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]
             missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
             padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
         self.net = mlp(obs_space.shape[0], args.hidden_size, num_outputs, output_gain=0.01)
         self.norm_obs = args.norm_obs
-        self.obs_stats = RunningMeanVar(obs_space.shape[0])
+        self.register_buffer("obs_count", torch.zeros(()).double())
+        self.register_buffer("obs_mean", torch.zeros(obs_space.shape).double())
+        self.register_buffer("obs_var", torch.ones(obs_space.shape).double())
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """obs [B, D] as the network takes them."""
+        if self.norm_obs:
+            obs = ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+        return obs.float()
 
     def forward(self, obs: Tensor) -> Distribution:
         """π_θ(·|s) for obs [B, D]."""
-        if self.norm_obs:
-            obs = self.obs_stats.normalize(obs)
-        outputs = self.net(obs.float())
+        outputs = self.net(self.normalize(obs))
         if self.continuous:
             per_action = Normal(outputs, self.log_std.exp(), validate_args=False)
         else:
@@ -181,29 +184,28 @@ class Policy(nn.Module):
         return Independent(per_action, 1, validate_args=False)
 
     @torch.no_grad()
-    def log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """log π_θ(a|s) [S] of a rollout's steps, in slices that bound the memory."""
-        slices = zip(obs.split(2048), actions.split(2048))
-        return torch.cat([self(some_obs).log_prob(taken) for some_obs, taken in slices])
+    def update_obs_stats(self, obs: Tensor) -> None:
+        """Merge the observations [S, D] of an iteration into the statistics (Chan et al. 1979)."""
+        obs = obs.double()
+        count = torch.full_like(self.obs_count, len(obs))
+        total = obs.sum(dim=0)
+        average_over_processes([count, total])
+        mean = total / count
+        squares = (obs - mean).square().sum(dim=0)
+        average_over_processes([squares])
+
+        weight = count / (self.obs_count + count)
+        delta = mean - self.obs_mean
+        self.obs_var += weight * (squares / count - self.obs_var + (1 - weight) * delta.square())
+        self.obs_mean += weight * delta
+        self.obs_count += count
 
     @torch.inference_mode()
-    def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Actions [B, A] for observations [B, D], sampled with rng; without, the likeliest.
-
-        The noise is NumPy's, so that a GPU samples as the CPU does.
-        """
-        obs = torch.from_numpy(obs).to(next(self.parameters()).device)
-        per_action = self(obs).base_dist
-        if self.continuous:
-            actions = per_action.mean.cpu().numpy()
-            if rng is not None:
-                noise = rng.standard_normal(actions.shape, np.float32)
-                actions = actions + per_action.stddev.cpu().numpy() * noise
-            return actions
-        logits = per_action.logits.cpu().numpy()
-        if rng is not None:  # the largest of logits plus Gumbel noise samples their softmax
-            logits = logits + rng.gumbel(size=logits.shape)
-        return logits.argmax(axis=-1)
+    def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
+        """Actions [B, A] for observations [B, D]: sampled, or the likeliest."""
+        distribution = self(torch.from_numpy(obs).to(next(self.parameters()).device))
+        actions = distribution.mode if greedy else distribution.sample()
+        return actions.cpu().numpy()
 
 
 class ActorCritic(Policy):
@@ -214,189 +216,8 @@ class ActorCritic(Policy):
         self.critic = mlp(obs_space.shape[0], args.hidden_size, 1, output_gain=1.0)
 
     def value(self, obs: Tensor) -> Tensor:
-        """V(s) [...] for observations [..., D]."""
-        if self.norm_obs:
-            obs = self.obs_stats.normalize(obs)
-        return self.critic(obs.float()).squeeze(-1)
-
-    @torch.no_grad()
-    def values(self, obs: Tensor) -> Tensor:
-        """V(s) [T, N] of a rollout's observations [T, N, D], on the CPU."""
-        device = next(self.parameters()).device
-        return torch.cat([self.value(part.to(device)).cpu() for part in obs.split(64)])
-
-
-class Running:
-    """The episodes under way in N environments, which go on from one rollout to the next."""
-
-    def __init__(self, envs: list[gym.Env], rng: np.random.Generator):
-        self.envs = envs
-        self.obs = [env.reset(seed=int(rng.integers(2**31)))[0] for env in envs]
-        self.returns = np.zeros(len(envs))  # so far
-        self.lengths = np.zeros(len(envs))
-
-
-class Steps(NamedTuple):
-    """T steps of each of N environments, and the episodes that ended among them."""
-
-    obs: Tensor  # [T, N, D] float32, or bytes of images
-    actions: Tensor  # [T, N, A], as the policy sampled them
-    rewards: Tensor  # [T, N] float32
-    next_obs: Tensor  # [T, N, D] what each step led to, before any reset
-    terminated: Tensor  # [T, N] bool
-    done: Tensor  # [T, N] bool, terminated or truncated
-    episode_returns: list  # of the episodes that ended
-    episode_lengths: list
-
-
-def collect_steps(running: Running, policy: Policy, num_steps: int, rng) -> Steps:
-    """Sample num_steps steps in every environment; UserError for NaN or infinity."""
-    steps = []
-    episode_returns = []
-    episode_lengths = []
-    for _ in range(num_steps):
-        obs = stack(running.obs)  # [N, D]
-        actions = policy.act(obs, rng)
-        env_actions = to_env(actions, running.envs[0].action_space)
-        results = [env.step(action) for env, action in zip(running.envs, env_actions)]
-        next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(results))  # some have shape (1,)
-        terminated = np.array(terminated, bool)
-        done = terminated | np.array(truncated, bool)
-        steps.append((obs, actions, np.float32(rewards), stack(next_obs), terminated, done))
-        running.obs = list(next_obs)
-        running.returns += rewards
-        running.lengths += 1
-        for n in done.nonzero()[0]:
-            episode_returns.append(float(running.returns[n]))
-            episode_lengths.append(float(running.lengths[n]))
-            running.obs[n], _ = running.envs[n].reset(seed=int(rng.integers(2**31)))
-        running.returns[done] = 0
-        running.lengths[done] = 0
-    columns = [torch.from_numpy(np.stack(column)) for column in zip(*steps)]
-    steps = Steps(*columns, episode_returns, episode_lengths)
-    for x in (steps.obs, steps.rewards, steps.next_obs):
-        if not x.isfinite().all():
-            raise UserError(f"{running.envs[0]} gives numbers that are not finite.")
-    return steps
-
-
-def make_batch(steps: Steps, advantages: Tensor, returns: Tensor, policy, args: Args) -> dict:
-    """The steps as ppo_loss takes them, flat [T·N, ...] on the policy's device."""
-    if args.norm_adv:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    device = next(policy.parameters()).device
-    obs = steps.obs.flatten(0, 1).to(device)
-    actions = steps.actions.flatten(0, 1).to(device)
-    return {
-        "obs": obs,
-        "actions": actions,
-        "advantages": advantages.flatten().to(device),
-        "returns": returns.flatten().to(device),
-        "old_log_probs": policy.log_probs(obs, actions),  # π_old: it has not moved since it sampled
-    }
-
-
-def update(policy, optimizer, batch: dict, args: Args, rng) -> dict[str, float]:
-    """A gradient step a minibatch, until --target-kl ends them; returns the metrics' means."""
-    history = []
-    parameters = list(policy.parameters())
-    for minibatch in minibatches(batch, args, rng):
-        loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
-        optimizer.zero_grad()
-        loss.backward()
-        approx_kl = metrics["losses/approx_kl"]
-        gradients = [parameter.grad for parameter in parameters]
-        average_over_processes([*gradients, approx_kl])  # in place: all step, or stop, alike
-        grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
-        history.append(metrics | {"losses/grad_norm": grad_norm})
-        if args.target_kl > 0 and approx_kl > args.target_kl:  # already far from π_old
-            break
-        optimizer.step()
-    means = {name: torch.stack([x[name] for x in history]).mean().item() for name in history[0]}
-    return means | {"losses/minibatches": len(history)}
-
-
-def minibatches(batch: dict, args: Args, rng: np.random.Generator):
-    """--update-epochs shuffled passes over all S steps; all processes share --minibatch-size."""
-    num_steps = len(batch["obs"])
-    num_minibatches = max(1, round(num_steps * WORLD_SIZE / args.minibatch_size))
-    num_minibatches = over_processes(num_minibatches, dist.ReduceOp.MIN)  # all take as many
-    for _ in range(args.update_epochs):
-        order = torch.from_numpy(rng.permutation(num_steps)).to(batch["obs"].device)
-        for indices in order.tensor_split(num_minibatches):
-            yield {name: x[indices] for name, x in batch.items()}
-
-
-def train(args: Args) -> dict:
-    """Algorithm 1 of the paper; returns Run.finish's summary."""
-    check_args(args)
-    device = start_device(args.cuda)
-    torch.set_num_threads(args.num_threads)
-    torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # for environments whose constructor draws from it
-    num_envs = args.num_envs // WORLD_SIZE
-    envs = [make_env(args) for _ in range(num_envs)]
-    policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args).to(device)
-    optimizer = Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    run = Run(args, {"policy": policy, "optimizer": optimizer})  # with --resume it loads them
-    progress = run.progress
-    rng = np.random.default_rng([args.seed, RANK, progress.iteration, 1])  # 1: no iteration's own
-    running = Running(envs, rng)
-    if args.resume is not None and RANK == 0:
-        print("The episodes that were under way start anew.")
-    new_steps = args.num_envs * args.num_steps
-    while progress.step + new_steps <= args.total_timesteps:
-        seed = [args.seed, RANK, progress.iteration]  # of this iteration
-        rng = np.random.default_rng(seed)
-        np.random.seed(seed)
-        steps = collect_steps(running, policy, args.num_steps, rng)  # π_old is π_θ until update
-
-        values = policy.values(steps.obs)
-        next_values = policy.values(steps.next_obs)
-        advantages, returns = compute_gae(
-            steps.rewards,
-            values,
-            next_values,
-            steps.terminated,
-            steps.done,
-            gamma=args.gamma,
-            gae_lambda=args.gae_lambda,
-        )
-        batch = make_batch(steps, advantages, returns, policy, args)
-        remaining = 1 - progress.step / args.total_timesteps if args.anneal_lr else 1
-        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        metrics = update(policy, optimizer, batch, args, rng)
-        explained = 1 - (returns - values).var() / returns.var()
-        metrics["losses/explained_variance"] = explained
-        if args.norm_obs:
-            policy.obs_stats.update(steps.obs.flatten(0, 1))
-        progress.iteration += 1
-        progress.step += new_steps
-        run.record(steps, new_steps, metrics)
-
-    return run.finish(envs)
-
-
-# --- The program around the algorithm ---
-
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6",
-#   "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "moviepy==2.2.1"]
-# ///
-
-
-class UserError(ValueError):
-    """What the user can put right: main prints the sentence and exits with status 2."""
-
-
-class Adam(torch.optim.Adam):
-    """torch's Adam without the decorators that import its compiler: starts a second sooner."""
-
-
-for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"):
-    setattr(Adam, name, torch.no_grad()(inspect.unwrap(getattr(Adam, name))))
+        """V(s) [B] for obs [B, D]."""
+        return self.critic(self.normalize(obs)).squeeze(-1)
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
@@ -414,465 +235,467 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
     return net
 
 
-class RunningMeanVar(nn.Module):
-    """Mean and variance of all vectors so far; buffers, so that they are saved."""
+class Steps(NamedTuple):
+    """T steps of each of N environments, and the episodes that ended among them."""
 
-    def __init__(self, size: int):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()).double())
-        self.register_buffer("mean", torch.zeros(size).double())
-        self.register_buffer("var", torch.ones(size).double())
-
-    def normalize(self, x: Tensor) -> Tensor:
-        """x [B, D] in standard deviations from the mean, at most 10, in float64."""
-        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-10, 10)
-
-    def update(self, x: Tensor) -> None:
-        """Merge x [S, D] into the statistics (Chan et al. 1979)."""
-        for part in x.split(4096):
-            part = part.to(self.mean)
-            weight = len(part) / (self.count + len(part))
-            delta = part.mean(dim=0) - self.mean
-            var = part.var(dim=0, correction=0)
-            self.var += weight * (var - self.var + (1 - weight) * delta.square())
-            self.mean += weight * delta
-            self.count += len(part)
-        own_mean = self.mean.clone()
-        average_over_processes([self.count, self.mean])
-        self.var += (own_mean - self.mean).square()  # the processes' means differ, too
-        average_over_processes([self.var])
+    obs: Tensor  # [T, N, D]
+    actions: Tensor  # [T, N, A]
+    rewards: Tensor  # [T, N] float64
+    next_obs: Tensor  # [T, N, D] what each step led to, before any reset
+    terminated: Tensor  # [T, N] bool
+    done: Tensor  # [T, N] bool, terminated or truncated
+    episode_returns: list[float]  # of the episodes that ended
+    episode_lengths: list[int]
 
 
-# what gym.make raises for a wrong name or argument, or the environment's constructor
-MISTAKES = (gym.error.Error, ImportError, OSError, TypeError, ValueError, KeyError, AssertionError)
+@dataclass
+class InFlight:
+    """An environment and the episode in it, which goes on from one iteration to the next."""
+
+    env: gym.Env
+    seed: int
+    obs: np.ndarray  # the present one
+    return_so_far: float = 0.0
+    length: int = 0
 
 
-def make_env(args: Args, video_dir: Path | None = None, **options) -> gym.Env:
-    """An environment with flat observations, bounded actions rescaled to [-1, 1] and an end."""
+def start_episode(env: gym.Env) -> InFlight:
+    """Reset an environment with a seed of its own."""
+    seed = torch.randint(2**31, ()).item()
+    obs, _ = env.reset(seed=seed)
+    return InFlight(env, seed, np.array(obs).ravel())
+
+
+def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> Steps:
+    """Sample num_steps steps in every environment. UserError for NaN and infinity."""
+    action_space = in_flight[0].env.action_space
+    steps = []  # by time, then by environment
+    episode_returns = []
+    episode_lengths = []
+    for _ in range(num_steps):
+        obs = np.array([episode.obs for episode in in_flight])
+        if not np.isfinite(obs).all():
+            seeds = [episode.seed for episode in in_flight]
+            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
+        actions = policy.act(obs)
+        env_actions = to_env(actions, action_space)
+        for n, episode in enumerate(in_flight):
+            next_obs, reward, terminated, truncated, _ = episode.env.step(env_actions[n])
+            number = np.float64(reward).item()  # some are arrays of one number
+            if not math.isfinite(number):
+                raise UserError(f"A reward is {reward}, in the episode of seed {episode.seed}.")
+            done = bool(terminated or truncated)
+            episode.obs = np.array(next_obs).ravel()  # a copy
+            episode.return_so_far += number
+            episode.length += 1
+            steps.append((obs[n], actions[n], number, episode.obs, bool(terminated), done))
+            if done:
+                episode_returns.append(episode.return_so_far)
+                episode_lengths.append(episode.length)
+                in_flight[n] = start_episode(episode.env)
+    columns = [torch.from_numpy(np.array(column)) for column in zip(*steps)]
+    blocks = [column.unflatten(0, (num_steps, len(in_flight))) for column in columns]
+    return Steps(*blocks, episode_returns, episode_lengths)
+
+
+@torch.no_grad()
+def make_batch(steps: Steps, policy: ActorCritic, args: Args) -> dict:
+    """The S = T·N steps as ppo_loss takes them, flat on the policy's device."""
+    device = next(policy.parameters()).device
+    obs = steps.obs.flatten(0, 1).to(device)
+    next_obs = steps.next_obs.flatten(0, 1).to(device)
+    actions = steps.actions.flatten(0, 1).to(device)
+    advantages, returns = compute_gae(
+        steps.rewards,
+        values=policy.value(obs).cpu().double().view(steps.rewards.shape),
+        next_values=policy.value(next_obs).cpu().double().view(steps.rewards.shape),
+        terminated=steps.terminated,
+        done=steps.done,
+        gamma=args.gamma,
+        gae_lambda=args.gae_lambda,
+    )
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    return {
+        "obs": obs,
+        "actions": actions,
+        "advantages": advantages.flatten().float().to(device),
+        "returns": returns.flatten().float().to(device),
+        "old_log_probs": policy(obs).log_prob(actions),  # until update, policy is π_old
+    }
+
+
+def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
+    """Passes over the batch, until --target-kl ends them; returns the metrics' means."""
+    history = []
+    parameters = list(policy.parameters())
+    num_steps = min(of_all_processes(len(batch["obs"])))
+    num_minibatches = max(1, round(num_steps / args.minibatch_size))
+    for _ in range(args.update_epochs):
+        order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
+        for indices in order.tensor_split(num_minibatches):
+            minibatch = {name: x[indices] for name, x in batch.items()}
+            loss, metrics = ppo_loss(policy, minibatch, args.clip_coef, args.ent_coef, args.vf_coef)
+            optimizer.zero_grad()
+            loss.backward()
+            approx_kl = metrics["losses/approx_kl"]
+            average_over_processes([*(p.grad for p in parameters), approx_kl])
+            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
+            history.append(metrics | {"losses/grad_norm": grad_norm})
+            if 0 < args.target_kl < approx_kl:  # already far from π_old
+                return means(history)
+            optimizer.step()
+    return means(history)
+
+
+def train(args: Args) -> "Run":
+    """Algorithm 1 of the paper."""
+    check_args(args)
+    device = start_device(args)
+    set_seeds(args.seed)
+    envs = [make_env(args) for _ in range(args.num_envs)]
+    policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args).to(device)
+    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    eval_envs = [make_env(args) for _ in range(args.num_envs)]  # training goes on in the others
+    parts = {"policy": policy, "optimizer": optimizer}
+    run = Run(args, eval_envs, parts)  # with --resume it loads the parts
+    in_flight = [start_episode(env) for env in envs]
+
+    while run.step < args.total_timesteps:
+        set_seeds(args.seed, RANK, run.iteration + 1)
+        remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+
+        steps = collect_steps(in_flight, policy, args.num_steps)  # by π_old, π_θ before update
+        batch = make_batch(steps, policy, args)
+        metrics = update(policy, optimizer, batch, args)
+        if args.norm_obs:
+            policy.update_obs_stats(batch["obs"])
+        run.record(len(batch["obs"]), steps.episode_returns, metrics | episode_metrics(steps))
+
+    return run.finish()
+
+
+# --- The program around the algorithm ---
+
+RANK = int(os.environ.get("RANK", 0))  # this process's number under torchrun
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
+EVAL_SEED = 10**9  # all policies are evaluated from the same start states
+
+
+class UserError(ValueError):
+    """What the user can put right: main prints the sentence and exits with status 2."""
+
+
+def make_env(args: Args, **options) -> gym.Env:
+    """An environment with flat observations and an end."""
     try:
-        limit = args.max_episode_steps or None
-        kwargs = json.loads(args.env_kwargs)
-        env = gym.make(args.env_id, limit, disable_env_checker=True, **options, **kwargs)
-        if video_dir is not None:
-            env = gym.wrappers.RecordVideo(env, str(video_dir))
-    except MISTAKES as error:
-        what = args.env_id
-        if args.env_kwargs != "{}":
-            what += f" with --env-kwargs '{args.env_kwargs}'"
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"Cannot make {what}: {why}") from error
-    mode = options.get("render_mode")
-    if mode is not None and mode not in env.metadata.get("render_modes", []):
-        raise UserError(f"{args.env_id} has no render_mode {mode!r} in its metadata.")
+        options |= json.loads(args.env_kwargs)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--env-kwargs must be like '{{\"size\": 8}}': {error}") from error
+    env = gym.make(args.env_id, **options)
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
-    space = env.action_space
-    num_options(space)  # UserError for spaces that are not supported
-    bounded = isinstance(space, spaces.Box) and space.is_bounded()
-    if bounded and space != spaces.Box(-1, 1, space.shape, space.dtype):
-        env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-    try:
-        num_inputs = spaces.flatdim(env.observation_space)
-    except (NotImplementedError, ValueError) as error:
-        raise UserError(
-            "Observations cannot be flattened: wrap the environment, as minigrid's FlatObsWrapper "
-            f"does (docs/environments.md): {env.observation_space}"
-        ) from error
-    if env.observation_space.shape != (num_inputs,):
+    if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
+    if not isinstance(env.observation_space, spaces.Box):
+        raise UserError(f"Cannot flatten {env.observation_space}: wrap the environment.")
     return env
 
 
 def num_options(space: spaces.Space) -> list[int]:
-    """How many options each of the A choices of an action has; UserError for other spaces."""
+    """How many options each of the A choices of an action has; none for a Box of floats."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.flatten().tolist()
     if isinstance(space, spaces.MultiBinary):
         return [2] * int(np.prod(space.shape))
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and (space.low < space.high).all():
-        return []  # numbers, no choices
-    raise UserError(
-        "Actions must be Discrete, MultiDiscrete, MultiBinary or a Box of floats with low < high, "
-        f"not {space}: wrap the environment (docs/environments.md)."
-    )
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return []
+    kinds = "Discrete, MultiDiscrete, MultiBinary or a Box of floats"
+    raise UserError(f"Actions must be {kinds}, not {space}: wrap the environment.")
 
 
 def to_env(actions: np.ndarray, space: spaces.Space) -> list:
-    """Actions [B, A] as env.step takes them: Box ones clipped, choices counted from start."""
+    """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices from start on."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
+        bounded = space.high / 2 - space.low / 2 < 1e6  # what is not is taken as it is
+        low = np.where(bounded, space.low, -1)
+        high = np.where(bounded, space.high, 1)
+        actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
         actions = actions.clip(space.low, space.high)
     else:
         actions = actions + getattr(space, "start", 0)
     return list(actions.astype(space.dtype))
 
 
-def stack(obs) -> np.ndarray:
-    """Observations [B, D]: images stay bytes, all else becomes float32."""
-    obs = np.array(obs)
-    return obs if obs.dtype == np.uint8 else obs.astype(np.float32)
+def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = False):
+    """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
+
+    Yields every step as it is taken: the episode's number i, observation, action, reward, and
+    whether a time limit cut the episode there. UserError for NaN and infinity.
+    """
+    running = {i: envs[i].reset(seed=seed)[0] for i, seed in enumerate(seeds)}
+    while running:
+        obs = np.array(list(running.values())).reshape(len(running), -1)
+        if not np.isfinite(obs).all():
+            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
+        actions = policy.act(obs, greedy)
+        env_actions = to_env(actions, envs[0].action_space)
+        for row, i in enumerate(list(running)):
+            running[i], reward, terminated, truncated, _ = envs[i].step(env_actions[row])
+            number = np.float64(reward).item()  # some are arrays of one number
+            if not math.isfinite(number):
+                raise UserError(f"A reward is {reward}, in the episode of seed {seeds[i]}.")
+            yield i, obs[row], actions[row], number, bool(truncated and not terminated)
+            if terminated or truncated:
+                del running[i]
 
 
-def start_device(cuda: bool) -> torch.device:
+def set_seeds(*numbers: int) -> None:
+    """Make of the numbers the seed of all that draws at random, some environments among it."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def start_device(args: Args) -> torch.device:
     """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
-    if cuda and not torch.cuda.is_available():
-        torch_here = f"torch {torch.__version__}"  # says +cpu where that is the reason
-        print(f"WARNING: --cuda was asked for, but {torch_here} finds no GPU; USING THE CPU")
-        cuda = False
-    if cuda:
-        if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
-            raise UserError("--cuda needs a GPU for each of torchrun's processes on a machine.")
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.set_num_threads(args.num_threads)
     if WORLD_SIZE > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates
+    cuda = args.cuda and torch.cuda.is_available()
+    if args.cuda and not cuda:
+        print(f"WARNING: torch {torch.__version__} finds no GPU: --cuda trains on the CPU")
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     print("Device:", torch.cuda.get_device_name() if cuda else "CPU")
     return torch.device("cuda" if cuda else "cpu")
 
 
-def over_processes(number: int, op: dist.ReduceOp) -> int:
-    """The sum or the minimum, as op says, of the number that each of torchrun's processes has."""
-    tensor = torch.tensor(number)
-    if dist.is_initialized():
-        dist.all_reduce(tensor, op)
-    return int(tensor)
-
-
-def average_over_processes(tensors) -> None:
+def average_over_processes(tensors: list[Tensor]) -> None:
     """Under torchrun replace tensors, in place, by their mean over the processes."""
-    if dist.is_initialized():
-        vector = nn.utils.parameters_to_vector(tensors)
+    if WORLD_SIZE > 1:
+        vector = nn.utils.parameters_to_vector(tensors)  # one message for all
         dist.all_reduce(vector)
         nn.utils.vector_to_parameters(vector / WORLD_SIZE, tensors)
 
 
-def play(envs: list[gym.Env], policy: Policy, seeds, rng: np.random.Generator | None = None):
-    """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
-
-    Yields at each time step, for the B episodes that still run, their numbers [B], observations
-    [B, D], actions [B, A], rewards [B], terminated [B] and truncated [B]. rng: see Policy.act.
-    """
-    members = np.arange(len(seeds))
-    next_obs = [env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds)]
-    while len(members) > 0:
-        obs = stack(next_obs)
-        actions = policy.act(obs, rng)
-        env_actions = to_env(actions, envs[0].action_space)
-        results = [envs[i].step(action) for i, action in zip(members, env_actions)]
-        next_obs, rewards, terminated, truncated, _ = zip(*results)
-        rewards = np.array(rewards, np.float64).reshape(len(members))  # some have shape (1,)
-        terminated = np.array(terminated, bool)
-        truncated = np.array(truncated, bool)
-        yield members, obs, actions, rewards, terminated, truncated
-        goes_on = ~(terminated | truncated)
-        members = members[goes_on]
-        next_obs = [o for o, on in zip(next_obs, goes_on) if on]
+def of_all_processes(number: int) -> list[int]:
+    """The number that each of torchrun's processes has."""
+    numbers = [number] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(numbers, number)
+    return numbers
 
 
-def evaluate(policy: Policy, args: Args, seed: int, video_dir: Path | None = None) -> np.ndarray:
-    """Play --eval-episodes episodes, number i from reset(seed=seed + i); their returns."""
-    np.random.seed(seed % 2**32)
-    if args.render:
-        envs = [make_env(args, render_mode="human")]
-    elif args.capture_video:
-        envs = [make_env(args, video_dir, render_mode="rgb_array")]
-    else:
-        envs = [make_env(args) for _ in range(min(args.eval_episodes, 20))]
-    rng = None if args.greedy else np.random.default_rng(seed)
-    seeds = range(seed, seed + args.eval_episodes)
-    returns = np.zeros(len(seeds))
-    bar = tqdm(total=len(seeds), desc="Evaluating", leave=False, delay=1, mininterval=1, miniters=0)
-    for first in range(0, len(seeds), len(envs)):
-        some_seeds = seeds[first : first + len(envs)]
-        for members, _, _, rewards, terminated, truncated in play(envs, policy, some_seeds, rng):
-            returns[first + members] += rewards
-            bar.update(int((terminated | truncated).sum()))
-    bar.close()
-    for env in envs:
-        env.close()  # which also finishes a video
+def means(history: list[dict]) -> dict[str, float]:
+    """The mean of each metric over the gradient steps."""
+    return {name: torch.stack([m[name] for m in history]).mean().item() for name in history[0]}
+
+
+def episode_metrics(steps: Steps) -> dict[str, float]:
+    """What is logged of the episodes that ended in an iteration, if any did."""
+    if not steps.episode_returns:
+        return {}
+    return {
+        "charts/episodic_return": np.mean(steps.episode_returns),
+        "charts/episodic_length": np.mean(steps.episode_lengths),
+    }
+
+
+def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
+    """The returns of --eval-episodes episodes, from the same start states in every run."""
+    set_seeds(EVAL_SEED)
+    returns = np.zeros(args.eval_episodes)
+    starts = range(EVAL_SEED, EVAL_SEED + args.eval_episodes)
+    rounds = range(0, args.eval_episodes, len(envs))
+    for first in tqdm(rounds, desc="Evaluating", leave=False, delay=1):
+        seeds = starts[first : first + len(envs)]
+        for i, _, _, reward, _ in play(envs, policy, seeds, args.greedy):
+            returns[first + i] += reward
     kind = "Greedy" if args.greedy else "Sampled"
     mean = f"{returns.mean():.2f} ± {returns.std():.2f}"
     tqdm.write(f"{kind} evaluation, {len(returns)} episodes: return {mean}")
-    if args.capture_video:
-        tqdm.write(f"Videos: {video_dir}")
     return returns
 
 
-@dataclass
-class Progress:
-    """How far a run is; checkpoints keep it beside the networks."""
-
-    iteration: int = 0
-    step: int = 0  # environment steps
-    seconds: float = 0.0
-    recent_returns: list[float] = field(default_factory=list)  # of the last 100 training episodes
-    eval_returns: list[float] = field(default_factory=list)  # of the last evaluation
-    eval_step: int = 0  # when that was
-    best_return: float = -np.inf  # the best mean of an evaluation
-
-    def state_dict(self) -> dict:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict) -> None:
-        self.__init__(**state)  # TypeError for other names
+def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
+    """With --render or --capture-video the one environment of evaluations, else none."""
+    if args.render:
+        return [make_env(args, render_mode="human")]
+    if args.capture_video:
+        env = make_env(args, render_mode="rgb_array")
+        options = {
+            "episode_trigger": lambda episode: episode % args.eval_episodes == 0,
+            "name_prefix": f"{datetime.now():%Y%m%d-%H%M%S}",
+        }
+        return [gym.wrappers.RecordVideo(env, str(folder / "videos"), **options)]
+    return []
 
 
 class Run:
-    """A run's progress, logs and files. Of torchrun's processes only the first writes files."""
+    """A run's progress, logs and files. Of torchrun's processes only the first has the latter."""
 
-    EVAL_SEED = 10**9  # all runs are evaluated from the same states
-    go_on = ""  # how to resume the latest run
+    PROGRESS = ["iteration", "step", "seconds", "recent_returns", "best_return"]
 
-    def __init__(self, args: Args, parts: dict):
+    def __init__(self, args: Args, envs: list[gym.Env], parts: dict):
         self.args = args
-        self.progress = Progress()
-        self.parts = parts | {"progress": self.progress}  # what a checkpoint keeps
+        self.parts = parts  # what a checkpoint keeps beside the progress
+        self.iteration = 0
+        self.step = 0  # environment steps
+        self.seconds = 0.0
+        self.recent_returns = []  # of the last 100 training episodes
+        self.best_return = -np.inf  # the best mean of an evaluation
         now = f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{now}"
+        name = f"{args.env_id}__{Path(sys.argv[0]).stem}__{args.seed}__{now}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
-        if args.resume is not None:
+        if args.resume:
             self.dir = Path(args.resume).parent
-            load(args.resume, self.parts)
-        self.started = time.perf_counter() - self.progress.seconds
-        if RANK == 0:
-            if args.render or args.capture_video:  # that it works is better known before training
-                env = make_env(args, render_mode="human" if args.render else "rgb_array")
-                env.reset()
-                env.render()
-                env.close()
-            if args.capture_video:
-                make_env(args, self.dir / "videos", render_mode="rgb_array").close()
-            self.open_logs()
-            self.save_checkpoint()
-            resume = command("--resume", self.dir / "checkpoint.pt", args)
-            Run.go_on = f"To go on: {resume}"
-            print(f"If it stops: {resume}")
+            saved_args, progress = load(args.resume, parts)
+            vars(self).update(progress)
+            if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
+                raise UserError(f"{args.resume} has {self.step:,} steps already.")
+        self.started = time.perf_counter() - self.seconds
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
-        self.bar = tqdm(total=args.total_timesteps, initial=self.progress.step, **shown)
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
+        if RANK == 0:
+            self.eval_envs = shown_envs(args, self.dir) or envs
+            self.saved = -np.inf  # when; the first iteration saves
+            tqdm.write(f"To resume: python {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
-    def open_logs(self) -> None:
-        """Open TensorBoard's log, and W&B's; a resumed run goes on from its checkpoint."""
+    @cached_property
+    def writer(self) -> SummaryWriter:
+        """TensorBoard's log, and W&B's; opened when first needed: a refused run leaves no file."""
         options = asdict(self.args)
         if self.args.track:
             import wandb
 
             name = self.dir.resolve().name
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        self.writer = SummaryWriter(self.dir, purge_step=self.progress.step + 1)
+        writer = SummaryWriter(self.dir, purge_step=self.step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
-        self.writer.add_text("hyperparameters", f"|option|value|\n|-|-|{rows}", self.progress.step)
+        writer.add_text("options", f"|option|value|\n|-|-|{rows}", self.step)
+        return writer
 
-    def record(self, steps: Steps, new_steps: int, metrics: dict) -> None:
-        """Log and show an iteration; evaluate and save if due."""
-        if not np.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
+    def record(self, num_steps: int, returns: list[float], metrics: dict) -> None:
+        """Count, log and show an iteration; evaluate and save if due."""
+        num_steps = sum(of_all_processes(num_steps))
+        self.iteration += 1
+        self.step += num_steps
+        self.seconds = time.perf_counter() - self.started
+        self.recent_returns = (self.recent_returns + returns)[-100:]
+        if not math.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
             raise UserError("The update became NaN or infinite: lower --learning-rate.")
-        progress = self.progress
-        progress.seconds = time.perf_counter() - self.started
         if RANK > 0:
             return
-        progress.recent_returns = (progress.recent_returns + steps.episode_returns)[-100:]
-        metrics |= {
-            "charts/SPS": progress.step / progress.seconds,
-            "charts/learning_rate": self.parts["optimizer"].param_groups[0]["lr"],
-        }
-        if steps.episode_returns:
-            metrics["charts/episodic_return"] = np.mean(steps.episode_returns)
-            metrics["charts/episodic_length"] = np.mean(steps.episode_lengths)
+        metrics["charts/SPS"] = self.step / self.seconds
+        metrics["charts/learning_rate"] = self.parts["optimizer"].param_groups[0]["lr"]
         for name, value in metrics.items():
-            self.writer.add_scalar(name, float(value), progress.step)
-        mean_return = np.mean(progress.recent_returns or np.nan)
-        shown = f"return={mean_return:.1f}, approx_kl={metrics['losses/approx_kl']:.4f}"
-        self.bar.set_postfix_str(shown, refresh=False)
-        self.bar.update(new_steps)
+            self.writer.add_scalar(name, float(value), self.step)
+        mean_return = np.mean(self.recent_returns or [np.nan])
+        self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
+        self.bar.update(num_steps)
+        if self.args.eval_interval > 0 and self.iteration % self.args.eval_interval == 0:
+            self.evaluate()
+        if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
+            self.saved = time.perf_counter()
+            self.save("checkpoint.pt")
 
-        interval = self.args.eval_interval
-        if interval > 0 and progress.step % interval < new_steps:  # a multiple of it was passed
-            self.evaluate_and_save()
-        elif time.perf_counter() - self.saved >= self.args.checkpoint_interval:
-            self.save_checkpoint()
-
-    def evaluate_and_save(self) -> None:
+    def evaluate(self) -> None:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
-        progress = self.progress
-        policy = self.parts["policy"]
-        video_dir = self.dir / "videos" / str(progress.step)
-        returns = evaluate(policy, self.args, self.EVAL_SEED, video_dir)
-        progress.eval_returns = returns.tolist()
-        progress.eval_step = progress.step
-        self.writer.add_scalar("eval/episodic_return", returns.mean(), progress.step)
-        if returns.mean() > progress.best_return:
-            progress.best_return = float(returns.mean())
-            save(self.dir / "best.pt", self.args, {"policy": policy.state_dict()})
-        self.save_checkpoint()  # which knows what best.pt is
+        mean_return = float(evaluate(self.parts["policy"], self.eval_envs, self.args).mean())
+        self.writer.add_scalar("eval/episodic_return", mean_return, self.step)
+        if mean_return > self.best_return:
+            self.best_return = mean_return
+            self.save("best.pt")
 
-    def save_checkpoint(self) -> None:
-        self.writer.flush()
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        save(self.dir / "checkpoint.pt", self.args, states)
-        self.saved = time.perf_counter()
+    def save(self, name: str) -> None:
+        """Write a file whole or not at all: a kill leaves the one before."""
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state["args"] = asdict(self.args)
+        state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
+        torch.save(state, self.dir / f"{name}.part")
+        os.replace(self.dir / f"{name}.part", self.dir / name)
 
-    def finish(self, envs: list[gym.Env]) -> dict:
-        """Save, evaluate, report; return run_dir, train_return and what Progress has."""
+    def finish(self) -> "Run":
+        """Save, evaluate and report."""
         self.bar.close()
-        for env in envs:
-            env.close()
-        if dist.is_initialized():
+        if WORLD_SIZE > 1:
             dist.destroy_process_group()
-        progress = self.progress
-        if progress.iteration == 0:
-            raise UserError("An iteration takes more steps than --total-timesteps: raise that.")
-        if RANK > 0:
-            return {}
-        train_return = float(np.mean(progress.recent_returns or np.nan))
-        rate = progress.step / progress.seconds
-        steps = f"{progress.step:,} of {self.args.total_timesteps:,} steps"
-        print(f"Trained {steps} in {progress.seconds:.1f} s ({rate:,.0f} steps/s)")
-        episodes = len(progress.recent_returns)
-        print(f"Training return, last {episodes} episodes: {train_return:.2f}")
-        model = self.dir / "model.pt"
-        save(model, self.args, {"policy": self.parts["policy"].state_dict()})
-        if progress.eval_step < progress.step:
-            self.evaluate_and_save()
-        self.writer.close()
-        print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-        play = command("--evaluate", model, self.args)
-        drawn = {"human", "rgb_array"}.intersection(envs[0].metadata.get("render_modes", []))
-        print(f"Watch: {play} --render" if drawn else f"Play:  {play}")
-        return asdict(progress) | {"run_dir": self.dir, "train_return": train_return}
+        if RANK == 0:
+            rate = f"{self.step / self.seconds:,.0f} steps/s"
+            print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate})")
+            mean_return = np.mean(self.recent_returns or [np.nan])
+            print(f"Training return, last {len(self.recent_returns)} episodes: {mean_return:.2f}")
+            self.save("model.pt")
+            self.evaluate()
+            self.save("checkpoint.pt")
+            self.writer.close()
+            print(f"Logs:  tensorboard --logdir {self.dir.parent}")
+            print(f"Watch: python {sys.argv[0]} --evaluate {self.dir / 'model.pt'} --render")
+            if self.args.capture_video:
+                self.eval_envs[0].close()  # which finishes the video
+        return self
 
 
-def save(path: Path, args: Args, states: dict) -> None:
-    """Write a file whole or not at all: a kill or a full disk leaves the one before."""
-    buffer = io.BytesIO()  # torch.save does not say that a disk is full
-    torch.save({"script": Path(__file__).stem, "args": asdict(args), **states}, buffer)
-    part = path.with_suffix(".part")
-    try:
-        with open(part, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def load(path: str, parts: dict | None = None) -> Args:
-    """Load a file of save's into parts, such as a network; return its options. Or UserError."""
+def load(path: str, parts: dict) -> tuple[dict, dict]:
+    """Load what Run.save wrote into parts; its options and progress. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
-        if states["script"] != Path(__file__).stem:
-            raise UserError(f"it was made by {states['script']}.py")
-        for name, part in (parts or {}).items():
+        for name, part in parts.items():
             part.load_state_dict(states[name])
-        return Args(**states["args"])
-    except (UserError, OSError) as error:
-        raise UserError(f"Cannot use {path}: {error}") from error
-    except KeyError as error:
-        why = f"it has no {error}; --resume takes a checkpoint.pt, --evaluate a model.pt"
-        raise UserError(f"Cannot use {path}: {why}") from error
+        return states["args"], states["progress"]
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        why = "it is not whole, or of other options, another environment or another version"
-        raise UserError(f"Cannot use {path}: {why}") from error
-
-
-def command(option: str, path: Path, args: Args) -> str:
-    """What to type to go on with a run or to play a policy."""
-    words = ["python", os.path.relpath(__file__), option, str(path)]
-    if option == "--resume" and WORLD_SIZE > 1:
-        words = ["torchrun", f"--nproc-per-node={WORLD_SIZE}", *words[1:]]
-    if ":" in args.env_id:  # which imports a module: see defaults
-        words += ["--env-id", args.env_id]
-    return shlex.join(words)
+        raise UserError(f"Cannot use {path}: {error}") from error
 
 
 def check_args(args: Args) -> None:
-    """UserError if an option is out of range, or processes cannot share the environments."""
-    lowest = {"total_timesteps": 1, "num_envs": 1, "num_steps": 2, "update_epochs": 1}
-    lowest |= {"minibatch_size": WORLD_SIZE, "hidden_size": 1, "log_std_init": -20}
-    lowest |= {"num_threads": 1, "eval_episodes": 1}
-    highest = {"seed": 2**32 - 1, "gamma": 1, "hidden_size": 2**14, "num_threads": 2**10}
-    highest |= {"gae_lambda": 1}
+    """UserError if an option is out of range."""
+    lowest = dict.fromkeys(["seed", "ref_update_interval", "eval_interval"], 0)
+    lowest |= {"log_std_init": -20}
     for name, value in asdict(args).items():
-        low = lowest.get(name, 0)
-        high = highest.get(name, 2**40)
+        low = lowest.get(name, 1 if type(value) is int else 0)
+        high = 1 if name in ("gamma", "gae_lambda") else 2**40
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
-            option = name.replace("_", "-")
-            bound = f"at most {high:,}" if value > high else f"at least {low:,}"
-            raise UserError(f"--{option} must be {bound}, not {value}.")
-    if args.render and args.capture_video:
-        raise UserError("--render and --capture-video exclude each other.")
-    if args.num_envs % WORLD_SIZE:
-        raise UserError(f"--num-envs must be a multiple of the {WORLD_SIZE} processes.")
-
-
-def defaults(given: Args) -> Args:
-    """The defaults of options not given: with --resume and --evaluate those of the file."""
-    args = Args()
-    path = given.evaluate or given.resume
-    if path:
-        args = load(path)
-        if ":" in args.env_id and args.env_id != given.env_id:
-            raise UserError(f"{path} imports {args.env_id}: if you trust that, give it as --env-id")
-    if given.evaluate is not None:
-        args = replace(args, seed=1, render=False, capture_video=False)
-    if given.render:
-        args = replace(args, eval_episodes=5)
-    return args
+            bounds = f"at least {low}" if high > 1 else "from 0 to 1"
+            raise UserError(f"--{name.replace('_', '-')} must be {bounds}, not {value}.")
 
 
 def play_saved(args: Args) -> None:
     """Evaluate the policy of the file args.evaluate."""
     check_args(args)
-    torch.set_num_threads(args.num_threads)
-    env = make_env(args)
-    policy = ActorCritic(env.observation_space, env.action_space, args)
+    device = start_device(args)
+    folder = Path(args.evaluate).parent
+    envs = shown_envs(args, folder) or [make_env(args) for _ in range(args.num_envs)]
+    policy = ActorCritic(envs[0].observation_space, envs[0].action_space, args)
     load(args.evaluate, {"policy": policy})
-    env.close()
-    video_dir = Path(args.evaluate).parent / "videos" / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-    evaluate(policy, args, Run.EVAL_SEED + 10**6 * (args.seed - 1), video_dir)
-
-
-@dataclass
-class Options:
-    """Options of a run."""
-
-    algorithm: Algorithm
-    environment: Environment
-    program: Program
-
-
-def parse_args(default: Args) -> Args:
-    """Read the command line, whose --help shows the options by group."""
-
-    def group(kind):
-        return kind(**{option.name: getattr(default, option.name) for option in fields(kind)})
-
-    options = Options(group(Algorithm), group(Environment), group(Program))
-    options = tyro.cli(
-        Options,
-        default=options,
-        description=__doc__.partition("\n")[0],
-        config=[tyro.conf.OmitArgPrefixes],
-    )
-    return Args(**vars(options.algorithm), **vars(options.environment), **vars(options.program))
+    evaluate(policy.to(device), envs, args)
+    if args.capture_video:
+        envs[0].close()  # which finishes the video
 
 
 def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
+    sys.stdout.reconfigure(errors="replace")  # on Windows not all print γ
+    sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
-        given = parse_args(Args())
-        args = parse_args(defaults(given))  # again, now that a file's options are the defaults
-        if args.evaluate is None:
-            train(args)
-        else:
+        args = tyro.cli(Args)
+        path = args.evaluate or args.resume
+        if path:  # options not given are the file's
+            saved_args, _ = load(path, {})
+            known = {name: saved_args[name] for name in asdict(args) if name in saved_args}
+            args = tyro.cli(Args, default=Args(**known))
+        if args.evaluate:
             play_saved(args)
-    except (UserError, ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
-        tqdm.write(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        else:
+            train(args)
+    except (UserError, gym.error.Error, ModuleNotFoundError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        tqdm.write(f"Stopped. {Run.go_on}", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":
