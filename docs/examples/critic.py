@@ -1,78 +1,92 @@
-"""grpo_rtg.py with PPO's critic in place of the regression: a network, fitted by gradient steps.
-From the scripts' folder:
+"""grpo_rtg.py with ppo.py's critic: a network, fitted by gradient steps, in place of the group.
 
     python docs/examples/critic.py --env-id CartPole-v1
 
-All else stays: rollouts of whole episodes, GAE, normalization by group, the update. As in ppo.py, V
-judges an iteration's steps before it is fitted to them, its targets are Â + V, it takes as many
-passes in minibatches of the same size, and sees what the policy sees. Its optimizer is its own.
+Rollouts of whole episodes and the update are grpo_rtg.py's. The advantage is regression.py's, with
+V in place of the regression. As in ppo.py, V judges an iteration's steps before it is fitted to
+them, its targets are Â + V, and it takes --update-epochs passes in minibatches. It has an optimizer
+of its own.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from regression import divide_by_std, gae, values_of
+
 import grpo_rtg
-from grpo_rtg import Args, Episodes, RunningMeanVar, discounted_sums
+from grpo_rtg import Episodes
+from ppo import ActorCritic
 
 
-class Critic(nn.Module):
-    """V(s): what ReturnRegression is to grpo_rtg.py's train."""
+@dataclass
+class Args(grpo_rtg.Args):
+    """GRPO with PPO's critic."""
 
-    args: Args  # of the run: train sets them
+    gae_lambda: float = 0.98  # λ of GAE
 
-    def __init__(self, obs_size: int, decay: float):
-        super().__init__()
-        self.net = grpo_rtg.mlp(obs_size, self.args.hidden_size, 1, output_gain=1.0)
-        self.obs_stats = RunningMeanVar(obs_size)
-        self.optimizer = grpo_rtg.Adam(self.net.parameters(), eps=1e-5, fused=True)
-        self.step = 0  # of the environment
 
-    def fit(self, episodes: Episodes, gamma: float) -> Tensor:
-        """V [K, G, T + 1] as compute_advantages takes it, then a fit to this iteration's steps."""
-        args = self.args
-        obs = episodes.obs
-        if args.norm_obs:
-            obs = self.obs_stats.normalize(obs)
-        obs = obs.float()
-        mask = nn.functional.pad(episodes.mask, (0, 1))  # [K, G, T + 1]
+class Critic:
+    """advantages_of for grpo_rtg.train. The network is built when the first episodes come."""
+
+    def __init__(self):
+        self.network = None
+        self.saved = None  # what a checkpoint had
+        self.step = 0  # environment steps
+
+    def state_dict(self) -> dict:
+        parts = {"network": self.network, "optimizer": self.optimizer}
+        return {"step": self.step} | {name: part.state_dict() for name, part in parts.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.saved = state
+
+    def build(self, num_inputs: int, args: Args) -> None:
+        """The network, its actor unused, and its optimizer."""
+        obs_space = spaces.Box(-torch.inf, torch.inf, (num_inputs,))
+        with torch.random.fork_rng():  # so that a resumed run's other draws are as before
+            torch.manual_seed(args.seed)
+            self.network = ActorCritic(obs_space, spaces.Discrete(1), args)
+        parameters = self.network.critic.parameters()
+        self.optimizer = torch.optim.Adam(parameters, args.learning_rate, eps=1e-5, fused=True)
+        if self.saved:
+            self.step = self.saved["step"]
+            self.network.load_state_dict(self.saved["network"])
+            self.optimizer.load_state_dict(self.saved["optimizer"])
+
+    def __call__(self, episodes: Episodes, args: Args) -> Tensor:
+        """Advantages [K, G, T]."""
+        if self.network is None:
+            self.build(episodes.obs.shape[1], args)
         with torch.no_grad():
-            values = torch.zeros(mask.shape).masked_scatter(mask, self.net(obs)).double()
-        end = episodes.mask.sum(dim=-1, keepdim=True)  # |o_i|
-        last = values.gather(-1, end - 1) * episodes.truncated[..., None]  # after a time limit
-        values = values.scatter(-1, end, last)
+            values = values_of(self.network.value(episodes.obs), episodes)  # [K, G, T + 1]
+        advantages = gae(episodes, values, args.gamma, args.gae_lambda)
+        targets = (advantages + values[..., :-1])[episodes.mask].float()  # [S]
+        self.fit(episodes.obs, targets, args)
+        return divide_by_std(advantages, episodes.mask) if args.norm_std else advantages
 
-        deltas = (episodes.rewards + gamma * values[..., 1:] - values[..., :-1]) * episodes.mask
-        advantages = discounted_sums(deltas, gamma * args.gae_lambda)
-        batch = {"obs": obs, "returns": (advantages + values[..., :-1])[episodes.mask].float()}
-        if args.anneal_lr:
-            left = 1 - self.step / args.total_timesteps
-            self.optimizer.param_groups[0]["lr"] = args.learning_rate * left
-        rng = grpo_rtg.np.random.default_rng(self.step)
-        for minibatch in grpo_rtg.minibatches(batch, args, rng):
-            value = self.net(minibatch["obs"]).squeeze(-1)
-            loss = 0.5 * (value - minibatch["returns"]).square().mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.net.parameters(), args.max_grad_norm)
-            self.optimizer.step()
-        self.obs_stats.update(episodes.obs)
+    def fit(self, obs: Tensor, targets: Tensor, args: Args) -> None:
+        """Passes over the steps obs [S, D] and targets [S]."""
+        remaining = max(0, 1 - self.step / args.total_timesteps) if args.anneal_lr else 1
+        self.optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+        num_minibatches = max(1, round(len(obs) / args.minibatch_size))
+        for _ in range(args.update_epochs):
+            for indices in torch.randperm(len(obs)).tensor_split(num_minibatches):
+                errors = self.network.value(obs[indices]) - targets[indices]
+                self.optimizer.zero_grad()
+                (0.5 * errors.square().mean()).backward()
+                max_norm = args.max_grad_norm or torch.inf
+                nn.utils.clip_grad_norm_(self.network.critic.parameters(), max_norm)
+                self.optimizer.step()
+        if args.norm_obs:
+            self.network.update_obs_stats(obs)
         self.step += len(obs)
-        return values
 
-
-def train(args: Args) -> dict:
-    """grpo_rtg.py's train with the critic; a run with it cannot be resumed."""
-    Critic.args = args
-    return plain_train(args)
-
-
-plain_train = grpo_rtg.train
-grpo_rtg.train = train
-grpo_rtg.ReturnRegression = Critic
 
 if __name__ == "__main__":
-    grpo_rtg.main()
+    grpo_rtg.main(Args, Critic())

@@ -1,16 +1,13 @@
-"""grpo_rtg.py with Group Policy Gradient's baseline (GPG, arXiv:2510.03679) in place of the
-regression: the mean return of the steps in the same bin of states. From the scripts' folder:
+"""grpo_rtg.py with Group Policy Gradient's baseline (GPG, arXiv:2510.03679): the mean return of the
+steps in the same bin of states.
 
     python docs/examples/gpg.py --env-id CartPole-v1 --bin-width 1
 
 Its Algorithm 2, here after code that implements it, sorts an iteration's steps into bins f(s, t).
-Each trajectory gives a bin the return-to-go of its first visit, and a step's advantage is R minus
-the mean of its bin. With f = t and one group it is --baseline timestep; here f is the state,
-rounded. The numbers of a state have different units, so they are rounded in standard deviations,
-which is not in the paper.
-
-All else stays: PPO's clipped objective, which is GPG's too, the division by the group's standard
-deviation, the update. Trajectories are pooled over groups, as the regression pools them.
+Each episode gives a bin the return-to-go of its first visit, and a step's advantage is R minus the
+mean of its bin. With f = t and one group that is --baseline timestep; here f is the state, rounded.
+The numbers of a state have different units, so they are rounded in standard deviations, which is
+not in the paper. PPO's clipped objective is GPG's, too; all else is grpo_rtg.py's.
 """
 
 import sys
@@ -18,40 +15,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from regression import divide_by_std
+
 import grpo_rtg
-from grpo_rtg import Episodes, RunningMeanVar, discounted_sums
+from grpo_rtg import Episodes, UserError, discounted_sums
 
 
 @dataclass
 class Args(grpo_rtg.Args):
+    """GRPO with the mean of a bin of states."""
+
     bin_width: float = 1.0  # ε of f(s) = ε Round(s/ε), in standard deviations of the observations
-    gae_lambda: float = 1.0  # at 1 the advantage is R - b, as in GPG
 
 
-class BinMeans(nn.Module):
-    """b(s): what ReturnRegression is to grpo_rtg.py's train."""
-
-    bin_width: float  # of the run: train sets it
-
-    def __init__(self, obs_size: int, decay: float):
-        super().__init__()
-        self.obs_stats = RunningMeanVar(obs_size)
-
-    def fit(self, episodes: Episodes, gamma: float) -> Tensor:
-        """b [K, G, T + 1] as compute_advantages takes it, 0 after an episode's end."""
-        mask = episodes.mask
-        self.obs_stats.update(episodes.obs)
-        rounded = (self.obs_stats.normalize(episodes.obs) / self.bin_width).round()
-        bins = rounded.unique(dim=0, return_inverse=True)[1]  # number of each step's, [S]
-        episode = mask.flatten(0, 1).nonzero()[:, 0]  # number of each step's, [S]
-        returns = discounted_sums(episodes.rewards, gamma)[mask]  # [S]
-        means = bin_means(returns, bins, episode)
-        padded = nn.functional.pad(mask, (0, 1))
-        return torch.zeros(padded.shape).double().masked_scatter(padded, means)
+def advantages_of(episodes: Episodes, args: Args) -> Tensor:
+    """Advantages [K, G, T]."""
+    if args.bin_width == 0:
+        raise UserError("--bin-width must be above 0.")
+    mask = episodes.mask
+    obs = episodes.obs.double()
+    standardized = (obs - obs.mean(dim=0)) / (obs.std(dim=0) + 1e-8)
+    rounded = (standardized / args.bin_width).round()
+    bins = rounded.unique(dim=0, return_inverse=True)[1]  # number of each step's, [S]
+    episode = mask.flatten(0, 1).nonzero()[:, 0]  # number of each step's, [S]
+    returns = discounted_sums(episodes.rewards, args.gamma)
+    differences = returns[mask] - bin_means(returns[mask], bins, episode)
+    advantages = torch.zeros_like(returns).masked_scatter(mask, differences)
+    return divide_by_std(advantages, mask) if args.norm_std else advantages
 
 
 def bin_means(returns: Tensor, bins: Tensor, episode: Tensor) -> Tensor:
@@ -66,24 +59,5 @@ def bin_means(returns: Tensor, bins: Tensor, episode: Tensor) -> Tensor:
     return (sums / bins[first].bincount(minlength=len(returns)))[bins]
 
 
-def train(args: Args) -> dict:
-    """grpo_rtg.py's train with the bins."""
-    if not args.bin_width > 0:
-        raise grpo_rtg.UserError(f"--bin-width must be above 0, not {args.bin_width}.")
-    BinMeans.bin_width = args.bin_width
-    return plain_train(args)
-
-
-def parse_args(default: Args) -> Args:
-    return tyro.cli(Args, default=default)
-
-
-plain_train = grpo_rtg.train
-grpo_rtg.train = train
-grpo_rtg.Args = Args
-grpo_rtg.parse_args = parse_args
-grpo_rtg.ReturnRegression = BinMeans
-grpo_rtg.__file__ = __file__  # so that files and commands to go on have this script's name
-
 if __name__ == "__main__":
-    grpo_rtg.main()
+    grpo_rtg.main(Args, advantages_of)
