@@ -613,7 +613,7 @@ class Run:
         if RANK > 0:
             return
         if self.iteration == 1 and metrics["group/zero_std_frac"] == 1:
-            tqdm.write("All advantages are 0: nothing to learn from (docs/methods.md, Pitfalls).")
+            tqdm.write("All advantages are 0: nothing to learn from (docs/grpo.md, Pitfalls).")
         metrics["charts/SPS"] = self.step / self.seconds
         metrics["charts/learning_rate"] = self.parts["optimizer"].param_groups[0]["lr"]
         for name, value in metrics.items():

@@ -1,5 +1,4 @@
-"""How fast grpo_rtg.py is: where a step's time goes, and what a GPU is for. run.py's study seconds
-compares it with Stable-Baselines3 and CleanRL.
+"""How fast grpo_rtg.py is: where a step's time goes, and what a GPU is for.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/speed.py parts
@@ -40,12 +39,11 @@ PARTS = {  # a function of an iteration: where it is
     "rollout: `collect_groups`": (grpo_rtg, "collect_groups"),
     "in it: the environments' `step`": (TimeLimit, "step"),
     "in it: `act`": (grpo_rtg.Policy, "act"),
-    "baseline: `ReturnRegression.fit`": (grpo_rtg.ReturnRegression, "fit"),
     "π_old of all steps: `make_batch`": (grpo_rtg, "make_batch"),
     "update: `update`": (grpo_rtg, "update"),
     "in it: `grpo_loss`": (grpo_rtg, "grpo_loss"),
     "in it: `backward`": (torch.Tensor, "backward"),
-    "in it: Adam's `step`": (grpo_rtg.Adam, "step"),
+    "in it: Adam's `step`": (torch.optim.Adam, "step"),
 }
 
 
@@ -60,12 +58,12 @@ def train(flags: list[str]) -> dict[str, float]:
         contextlib.chdir(folder),
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
-        patch.object(grpo_rtg.Run, "evaluate_and_save"),  # whose episodes are no rollout
+        patch.object(grpo_rtg.Run, "evaluate"),  # whose episodes are no rollout
     ):
-        summary = grpo_rtg.train(args)
+        run = grpo_rtg.train(args)
     return {
-        "steps": summary["step"],
-        "rate": summary["step"] / summary["seconds"],
+        "steps": run.step,
+        "rate": run.step / run.seconds,
         "peak": torch.cuda.max_memory_allocated() / 2**20,
     }
 

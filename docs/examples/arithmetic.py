@@ -142,15 +142,14 @@ def pretrain(policy: torch.nn.Module, steps: int) -> None:
         optimizer.step()
 
 
-def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | None) -> float:
-    """The share of right answers, of 20 samples for each prompt with rng, of the likeliest tokens
-    without.
-    """
-    prompts = np.repeat(SPLITS[split], 20 if rng else 1, axis=0)
+def accuracy(policy: torch.nn.Module, split: str, greedy: bool) -> float:
+    """The share of right answers: of the likeliest tokens, or of 20 samples for each prompt."""
+    torch.manual_seed(0)
+    prompts = np.repeat(SPLITS[split], 1 if greedy else 20, axis=0)
     answers = [[] for _ in prompts]
     for _ in range(MAX_TOKENS):
         obs = np.array([observe(p, tokens) for p, tokens in zip(prompts, answers)])
-        for tokens_so_far, [token] in zip(answers, policy.act(obs, rng)):
+        for tokens_so_far, [token] in zip(answers, policy.act(obs, greedy)):
             if END not in tokens_so_far:
                 tokens_so_far.append(int(token))
     return float(np.mean([tokens == answer(*p) for p, tokens in zip(prompts, answers)]))
@@ -159,16 +158,17 @@ def accuracy(policy: torch.nn.Module, split: str, rng: np.random.Generator | Non
 def finetune(script, pretrained: torch.nn.Module, args) -> torch.nn.Module:
     """Train from a checkpoint of no iterations that holds the pretrained policy, π_ref, too."""
     policy = copy.deepcopy(pretrained)
-    optimizer = script.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     parts = {"policy": policy, "reference": policy, "optimizer": optimizer}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the runs' files
         with contextlib.redirect_stdout(None):
-            run = script.Run(args, parts)  # which saves a checkpoint
-            run.writer.close()
+            run = script.Run(args, [], parts)
             run.bar.close()
+            run.dir.mkdir(parents=True)
+            run.save("checkpoint.pt")
             args.resume = str(run.dir / "checkpoint.pt")
-            summary = script.train(args)
-        script.load(summary["run_dir"] / "model.pt", {"policy": policy})
+            run = script.train(args)
+        script.load(run.dir / "model.pt", {"policy": policy})
     return policy
 
 
@@ -205,15 +205,9 @@ def measure(seed: int) -> dict[str, list[float]]:
     ):
         print(f"{script.__name__} on {name}, seed {seed}")
         options = asdict(args) | {"env_id": f"docs.examples.arithmetic:{name}"}
-        if script is grpo_rtg:
-            options["baseline"] = "timestep"
         policies[f"{script.__name__}, {name}"] = finetune(script, policy, script.Args(**options))
     return {
-        name: [
-            accuracy(policy, split, rng and np.random.default_rng(0))
-            for split in SPLITS
-            for rng in (True, None)
-        ]
+        name: [accuracy(policy, split, greedy) for split in SPLITS for greedy in (False, True)]
         for name, policy in policies.items()
     }
 

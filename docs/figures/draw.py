@@ -1,5 +1,4 @@
-"""The pictures that explain the project, beside those of the study, which docs/benchmark/report.py
-draws.
+"""The pictures that explain the project.
 
     pip install -r docs/benchmark/requirements.txt
     python docs/figures/draw.py
@@ -17,44 +16,59 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from report import TEXT, save, use_style
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_outcome
 import grpo_process
 import grpo_rtg
 
+FIGURES = Path(__file__).parent
+TEXT = "#808080"  # as far from white as from black
 
-def environments(args: grpo_rtg.Args) -> tuple[list, grpo_rtg.Policy]:
-    """A group's environments and a new policy."""
+
+def save(figure, name: str) -> None:
+    path = FIGURES / f"{name}.svg"
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    print(path)
+
+
+def use_style() -> None:
+    """Text and axes in a grey that shows on white and on black, and files that repeat."""
+    coloured = "text.color axes.labelcolor axes.edgecolor axes.titlecolor xtick.color ytick.color"
+    plt.rcParams |= dict.fromkeys(coloured.split(), TEXT)
+    plt.rcParams |= {"svg.hashsalt": "grpo", "font.size": 10}
+
+
+def group(args: grpo_rtg.Args, seed: int, model: Path | None = None) -> grpo_rtg.Episodes:
+    """A group of episodes, by a new policy or a saved one."""
+    torch.manual_seed(seed)
     envs = [grpo_rtg.make_env(args) for _ in range(args.group_size)]
-    return envs, grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, args)
+    policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, args)
+    if model:
+        grpo_rtg.load(model, {"policy": policy})
+    return grpo_rtg.collect_groups(envs, policy, args)
 
 
 def landings() -> grpo_rtg.Episodes:
     """A group of LunarLander, played by a policy that has learned for 300,000 steps."""
     args = grpo_rtg.Args(env_id="LunarLander-v3", total_timesteps=300_000, eval_episodes=1)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        summary = grpo_rtg.train(args)
+        run = grpo_rtg.train(args)
+        args.num_groups = 1
         args.group_size = 8
-        envs, policy = environments(args)
-        grpo_rtg.load(summary["run_dir"] / "model.pt", {"policy": policy})
-    return grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(5))
+        return group(args, 5, run.dir / "model.pt")
 
 
 def draw_variants(episodes: grpo_rtg.Episodes) -> None:
     rewards = episodes.rewards
     mask = episodes.mask
-    regression = grpo_rtg.ReturnRegression(episodes.obs.shape[1], decay=0)
-    values = regression.fit(episodes, 0.99)
-    group, timestep, fitted = (
-        grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline=baseline, values=values)
-        for baseline in ("group", "timestep", "regression")
+    by_group, by_timestep = (
+        grpo_rtg.compute_advantages(rewards, mask, 0.99, baseline=baseline)
+        for baseline in ("group", "timestep")
     )
     panels = {
         "outcome: one number for the whole episode": grpo_outcome.compute_advantages(
@@ -63,13 +77,10 @@ def draw_variants(episodes: grpo_rtg.Episodes) -> None:
         "process: normalized rewards, summed from each step on": grpo_process.compute_advantages(
             rewards, mask, 1.0
         ),
-        "return-to-go, group: against all steps of the group": group,
-        "return-to-go, timestep: against those alive at the same t": timestep,
-        "return-to-go, regression: against a fit to state and time": fitted,
+        "return-to-go, group: against all steps of the group": by_group,
+        "return-to-go, timestep: against those alive at the same t": by_timestep,
     }
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(9, 10.5), sharex=True, layout="constrained"
-    )
+    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 8.5), sharex=True, layout="constrained")
     returns = rewards[0].sum(-1)
     order = returns.argsort(descending=True)
     for panel, (title, advantages) in zip(axes, panels.items()):
@@ -90,13 +101,9 @@ def draw_variants(episodes: grpo_rtg.Episodes) -> None:
 
 
 def draw_flow() -> None:
-    torch.manual_seed(0)
-    envs, policy = environments(grpo_rtg.Args(group_size=4))
-    episodes = grpo_rtg.collect_groups(envs, policy, 1, np.random.default_rng(12))
+    episodes = group(grpo_rtg.Args(num_groups=1, group_size=4, minibatch_size=1), 12)
     mask = episodes.mask[0]
-    advantages = grpo_rtg.compute_advantages(
-        episodes.rewards, episodes.mask, 0.99, baseline="timestep"
-    )[0]
+    advantages = grpo_rtg.compute_advantages(episodes.rewards, episodes.mask, 0.99)[0]
     lengths, longest = mask.sum(1).tolist(), mask.shape[1]
 
     figure = plt.figure(figsize=(12, 3.4), layout="constrained")

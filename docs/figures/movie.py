@@ -2,10 +2,10 @@ r"""README's moving picture: trained policies side by side, in real time.
 
     pip install "gymnasium[box2d,mujoco]"
     python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000
-    python grpo_rtg.py --env-id Hopper-v5 --total-timesteps 1000000 --num-groups 1 --group-size 8 \
-        --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
-    python grpo_rtg.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 --gamma 0.999 \
-        --seed 3
+    python docs/examples/regression.py --env-id Hopper-v5 --total-timesteps 1000000 --num-groups 1 \
+        --group-size 8 --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
+    python docs/examples/regression.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 \
+        --gamma 0.999 --seed 3
     python grpo_rtg.py --evaluate runs/<run>/model.pt --capture-video     # of each
     python docs/figures/movie.py VIDEO VIDEO VIDEO
 

@@ -1,0 +1,260 @@
+"""What README and docs say exists, links resolve, commands can be typed, printed numbers are right;
+and docs/benchmark writes what the scripts did.
+"""
+
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+MODULES = {name: importlib.import_module(name) for name in ("grpo_outcome", "grpo_process")}
+MODULES |= {name: importlib.import_module(name) for name in ("grpo_rtg", "ppo")}
+sys.path[:0] = [str(DOCS), str(DOCS / "benchmark"), str(DOCS / "figures")]
+links = importlib.import_module("links")
+
+# What pages mention and the project does not have: TRL's names, Gymnasium's, the reader's.
+FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps dapo
+per_device_train_batch_size scale_rewards loss_type max_completion_length frac_reward_zero_std
+GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction_kl my_module
+gymnasium.Wrapper gymnasium.Env Tuple Dict LinearReward AtariPreprocessing FrameStackObservation
+NormalizeObservation NormalizeReward FlatObsWrapper TimeLimit max_grad_norm"""
+OTHER_FLAGS = "--nproc-per-node --logdir --seeds --replay --index-url --help --no-"
+
+
+def prose(page) -> str:
+    """A page without its fenced code and displayed equations."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def words() -> set[str]:
+    """Every name of the scripts and of what is under docs."""
+    paths = [*ROOT.glob("*.py"), *DOCS.glob("**/*.py")]
+    return set(re.findall(r"[A-Za-z_]\w*", " ".join(path.read_text() for path in paths)))
+
+
+@each_page
+def test_every_name_on_a_page_exists(page):
+    """At least as a word of a script: a variable, a key, a tag."""
+    for name in set(re.findall(r"`([A-Za-z_][\w.]*)`", prose(page))) - set(FOREIGN.split()):
+        if not re.search(r"\.(py|md|pt|svg|txt|csv)$", name):
+            assert words().issuperset(name.split(".")), name
+
+
+@each_page
+def test_every_flag_on_a_page_exists(page):
+    examples = [DOCS / "examples" / f"{name}.py" for name in ("regression", "critic", "gpg")]
+    fields = "".join(
+        re.findall(r"^    \w+(?=: .* = )", path.read_text(), re.M)[0] for path in examples
+    ).split()
+    options = {name for module in MODULES.values() for name in vars(module.Args())} | set(fields)
+    known = {f"--{no}{name.replace('_', '-')}" for name in options for no in ("", "no-")}
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
+    assert found <= known | set(OTHER_FLAGS.split())
+
+
+def anchors(path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@each_page
+def test_links_and_pictures_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        path = (page.parent / path) if path else page
+        assert path.exists(), target
+        if path.suffix == ".md":
+            assert not anchor or anchor in anchors(path), target
+
+
+@each_page
+def test_links_lead_to_the_lines_of_functions(page):
+    text = page.read_text()
+    assert text == links.with_lines(text), "python docs/links.py"
+    for name, path, line in re.findall(r"\[`(\w+)`\]\(([\w./]+\.py)#L(\d+)\)", text):
+        code = (page.parent / path).read_text().splitlines()
+        assert re.match(rf"(def|class) {name}\b", code[int(line) - 1]), name
+
+
+# GitHub reads a page as Markdown before it looks for formulas. Between $…$ it drops the backslash
+# of \, and \{, makes emphasis of _, * and ~, tags of < and cells of |; and it knows $ only beside a
+# space or some punctuation. In ```math a formula is left alone.
+INLINE_FORMULA = r"""(?<![^\s(|])\$(?!\s)
+    (?: [^$`\\_*~<|\]] | \\[A-Za-z] | (?<=[A-Za-z0-9])_ | \](?!\() )+
+    (?<!\s)\$(?![^\s.,;:)|])"""
+
+
+@each_page
+def test_formulas_reach_github_as_written(page):
+    assert len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) % 2 == 0
+    for line in re.sub(r"`[^`]+`", "code", prose(page)).splitlines():
+        if not line.startswith("    "):
+            assert "$" not in re.sub(INLINE_FORMULA, "", line, flags=re.VERBOSE), line
+
+
+def test_the_pages_are_short_and_in_the_index():
+    assert sum(len(page.read_text().split()) for page in PAGES) < 8500
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text()))
+    assert linked == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_the_cpu_build_in_the_readme_is_of_the_required_torch():
+    required = re.findall(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert required == re.findall(r"torch==\S+", (ROOT / "README.md").read_text())
+
+
+CODE = [
+    pytest.param(code, id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text.replace("float64", ""))]
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys):
+    torch.set_num_threads(1)
+    exec(compile(code, "page", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed
+    for line, said in zip(printed.split("tensor")[1:], re.findall(r"print\(.*\)  # (.*)", code)):
+        assert numbers(line) == pytest.approx(numbers(said), abs=6e-4), line
+    if "for iteration" in code:  # a training loop
+        means = numbers(printed)
+        assert means[-1] > 1.5 * means[0], "it learns"
+
+
+REWARDS = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
+MASK = torch.tensor([[[1, 1, 1], [1, 1, 0], [1, 0, 0]]], dtype=torch.bool)
+WORKED = {  # the row of grpo.md: script, options
+    "outcome": ("grpo_outcome", {}),
+    "process": ("grpo_process", {}),
+    "return-to-go, `timestep`": ("grpo_rtg", {"baseline": "timestep"}),
+    "return-to-go, `group`": ("grpo_rtg", {"baseline": "group"}),
+}
+
+
+@pytest.mark.parametrize("variant", WORKED)
+def test_the_group_that_is_worked_by_hand(variant):
+    script, options = WORKED[variant]
+    advantages = MODULES[script].compute_advantages(REWARDS, MASK, 1.0, **options)
+    page = (DOCS / "grpo.md").read_text()
+    [row] = re.findall(rf"^\| {re.escape(variant)} \| (.*) \|$", page, re.MULTILINE)
+    assert advantages[MASK].tolist() == pytest.approx(numbers(row), abs=6e-4)
+
+
+def test_defaults_in_the_table_of_options_are_those_of_the_script():
+    rows = re.findall(
+        r"\| `--([a-z-]+)`[^|]*\| ([\d.]+) \|", (DOCS / "language-models.md").read_text()
+    )
+    assert len(rows) >= 7
+    for flag, value in rows:
+        assert getattr(MODULES["grpo_rtg"].Args(), flag.replace("-", "_")) == float(value), flag
+
+
+def commands() -> list[str]:
+    """The training commands of the pages."""
+    found = []
+    for page in PAGES:
+        found += re.findall(r"^ +(python .*?)(?:  +#.*)?$", page.read_text(), re.MULTILINE)
+    training = r"python (grpo_\w+|ppo)\.py(?!.*(--help|--track|<run>|my_module))"
+    return sorted({command for command in found if re.match(training, command)})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_training_commands_can_be_typed(command, monkeypatch):
+    """Their options exist and are in range, and their environments can be made."""
+    monkeypatch.syspath_prepend(ROOT)
+    _, script, *flags = shlex.split(command)
+    if "LunarLander" in command and not find_spec("Box2D"):
+        pytest.skip("needs Box2D")
+    module = MODULES[script.removesuffix(".py")]
+    args = tyro.cli(module.Args, args=flags)
+    module.check_args(args)
+    module.make_env(args)
+
+
+@pytest.mark.slow
+def test_the_tables_are_current():
+    """The tables are what report.py makes of the CSVs."""
+    subprocess.run([sys.executable, DOCS / "benchmark" / "report.py", "--check"], check=True)
+
+
+@pytest.mark.slow
+def test_the_pictures_can_be_drawn(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    draw = importlib.import_module("draw")
+    monkeypatch.setattr(draw, "FIGURES", tmp_path)
+    draw.draw_flow()
+    draw.draw_variants(draw.group(draw.grpo_rtg.Args(num_groups=1, group_size=8), 0))
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {"flow", "variants"}
+
+
+FLAGS = "--num-groups 1 --group-size 4 --update-epochs 2 --learning-rate 1e-9"
+COMMAND = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
+
+
+@pytest.mark.slow
+def test_a_row_is_what_the_script_gives(tmp_path):
+    run = importlib.import_module("run")
+    jobs = [run.Job("CartPole-v1", "outcome", 7, COMMAND)]
+    jobs.append(run.Job("CartPole-v1", "wrong", 7, COMMAND.replace("size 4", "size 1")))
+    assert run.run_all(jobs, tmp_path / "small.csv", 2) == 1  # the second one fails
+    [row] = run.read(tmp_path / "small.csv").values()
+    module = MODULES["grpo_outcome"]
+    args = tyro.cli(module.Args, args=COMMAND.split()[1:])
+    ended = module.train(args)  # the same run in this process
+    assert int(row["steps"]) == ended.step
+    assert float(row["greedy"]) == pytest.approx(ended.best_return, abs=0.005)
+    assert len(row["curve"].split()) == 25 and row["sampled"] != row["greedy"]
+    assert row["command"] == COMMAND and row["commit"] and "torch 2" in row["versions"]
+
+
+OLD_RUN = """
+from dataclasses import dataclass
+@dataclass
+class Job:
+    env: str; variant: str; seed: int; command: str
+def execute(job):
+    return {"steps": 2400, "greedy": "8", "sampled": "7", "train_return": "9.5", "curve": "1 2"}
+"""
+
+
+def test_a_replay_runs_the_commit_that_a_row_names(monkeypatch, tmp_path, capsys):
+    """A commit's own run.py says what came out; the tree beside it says something else."""
+    run = importlib.import_module("run")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    run.git("init", "-q")
+    path = tmp_path / "docs" / "benchmark" / "run.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(OLD_RUN)
+    run.git("add", "-A")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    run.git(*identity, "commit", "-qm", "a")
+    commit = run.git("rev-parse", "--short", "HEAD")
+    path.write_text("raise SystemExit('not this one')")
+    row = {"env": "e", "variant": "v", "seed": "1", "command": "c", "commit": commit}
+    row |= json.loads('{"steps": "2400", "greedy": "8", "sampled": "7", "train_return": "9.5"}')
+    row |= {"curve": "1 2", "versions": run.versions()}
+    assert run.replay([row, row | {"commit": f"{commit}+"}, row | {"versions": "torch 1"}], 1)
+    assert "1 of 3 rows end as in the CSV." in capsys.readouterr().out
+    assert not run.replay([row | {"greedy": "9"}], 1)
