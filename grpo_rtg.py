@@ -4,9 +4,9 @@
     python grpo_rtg.py --evaluate runs/<run>/model.pt --render
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
-G outputs to a question and judges each by the others. Here a question is a start state and the
-environment's random draws, fixed by env.reset(seed=s), and an output is an episode. The objective
-is Eq. 3 with the KL term of Eq. 4, averaged over K groups:
+G outputs to a question and compares each with the group's mean. Here a question is what
+env.reset(seed=s) fixes, the start state and the environment's random draws, and an output is an
+episode. The objective is Eq. 3 with the KL term of Eq. 4, averaged over K groups:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
@@ -16,8 +16,8 @@ each step on, with a baseline b:
 
     R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - b_{i,t}) / std(R - b)
 
-With --baseline timestep b is the mean over the members that are still alive at t; with group, the
-mean over all steps of the group (Kaggle discussion 573162, sb3-contrib #301).
+b is the mean over the members that are still alive at t (--baseline timestep; the last one alive
+gets 0), or over all steps of the group (group; Kaggle discussion 573162, sb3-contrib #301).
 
     paper   here                      paper   here
     G       --group-size              π_old   old_log_probs
@@ -25,10 +25,10 @@ mean over all steps of the group (Kaggle discussion 573162, sb3-contrib #301).
     |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
     ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
 
-Unlike in the paper, rewards are the environment's: no reward model is trained (line 12). Further
-defaults: no KL term (β = 0: no policy is pretrained), a mean over all steps (--loss-agg trajectory:
-over episodes, as in Eq. 3), several passes (μ) over minibatches, early stopping (--target-kl),
-gradient clipping, a falling learning rate, a discount. A step of Algorithm 1 is an iteration here.
+A step of Algorithm 1 is an iteration here. Departures: rewards are the environment's, so line 12 is
+missing. By default there is no KL term (no policy is pretrained), the mean is over all steps
+(--loss-agg trajectory: Eq. 3), the μ passes go in minibatches and end early (--target-kl),
+gradients are clipped, the learning rate falls, and γ < 1.
 """
 
 # /// script
@@ -72,10 +72,12 @@ class Args:
     total_timesteps: int = 200_000  # environment steps; the last iteration may exceed them
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 4  # K: groups played at a time, until their steps fill a minibatch
+    num_groups: int = 4  # K: groups of an iteration (more if their steps fill no minibatch)
     group_size: int = 4  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    baseline: Literal["group", "timestep"] = "timestep"  # b: whose mean is subtracted
+    baseline: Literal["group", "timestep"] = (
+        "timestep"  # b: mean of those alive at t, or of all steps
+    )
     gamma: float = 0.99  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
 
@@ -85,7 +87,7 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
-    ref_update_interval: int = 1  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
+    ref_update_interval: int = 0  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus, in nats
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
@@ -93,13 +95,13 @@ class Args:
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
-    norm_obs: bool = False  # normalize observations by statistics kept in the model
+    norm_obs: bool = False  # normalize observations, from the second iteration on (images: use it)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
     eval_interval: int = 0  # iterations between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
-    greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
+    greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
     capture_video: bool = False  # record the first episode of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
@@ -113,9 +115,9 @@ def compute_advantages(
 ) -> Tensor:
     """Advantages [K, G, T] of every step from rewards and mask [K, G, T]; 0 where mask is False.
 
-    A group whose returns tie, up to rounding, gives exactly 0.
+    A group whose members tie, up to float32's rounding, gives exactly 0.
     """
-    returns = discounted_sums(rewards.double().where(mask, 0), gamma)  # R
+    returns = discounted_sums(rewards.double().where(mask, 0), gamma)  # R; 0 in the padding
     num_steps = mask.sum(dim=(1, 2), keepdim=True)  # of the group, [K, 1, 1]
     if baseline == "timestep":
         alive = mask.sum(dim=1, keepdim=True)  # members at t, [K, 1, T]
@@ -126,7 +128,7 @@ def compute_advantages(
 
     variance = advantages.square().sum(dim=(1, 2), keepdim=True) / (num_steps - 1).clamp(min=1)
     std = variance.sqrt()  # of R - b, whose mean is 0
-    tied = std <= 1e-6 * returns.abs().amax(dim=(1, 2), keepdim=True)
+    tied = std <= 1e-7 * returns.abs().amax(dim=(1, 2), keepdim=True)
     if norm_std:
         advantages = advantages / std
     return advantages.where(~tied, 0)
@@ -162,9 +164,8 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     advantages = batch["advantages"]
     weights = batch["weights"]
 
-    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the gradient is the
-    # policy gradient. Log-ratios are bounded, because exp overflows. Nothing is lost: the chance
-    # that an action of π_old has ρ > e^20 is at most e^-20 (Markov's inequality).
+    # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
+    # The bound keeps exp finite. Of π_old's actions at most one in e^20 has ρ > e^20 (Markov).
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -179,7 +180,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
         "losses/policy_loss": policy_loss.detach(),
         "losses/kl": kl.detach(),
         "losses/entropy": entropy.detach(),
-        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ) of a step
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # estimates KL(π_old, π_θ)
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
     }
     return loss, metrics
@@ -194,13 +195,13 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: spaces.Box, action_space: spaces.Space, args: Args):
         super().__init__()
-        sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]; Box: none
-        self.continuous = len(sizes) == 0
+        options = num_options(action_space)  # of each of the A choices; [] for a Box
+        self.continuous = not options
         if self.continuous:
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
+            missing = torch.arange(max(options)) >= torch.tensor(options)[:, None]  # [A, C]
             padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
@@ -225,23 +226,6 @@ class Policy(nn.Module):
             logits = outputs.view(-1, *self.padding.shape) + self.padding  # [B, A, C]
             per_action = Categorical(logits=logits, validate_args=False)
         return Independent(per_action, 1, validate_args=False)
-
-    @torch.no_grad()
-    def update_obs_stats(self, obs: Tensor) -> None:
-        """Merge the observations [S, D] of an iteration into the statistics (Chan et al. 1979)."""
-        obs = obs.double()
-        count = torch.full_like(self.obs_count, len(obs))
-        total = obs.sum(dim=0)
-        average_over_processes([count, total])
-        mean = total / count
-        squares = (obs - mean).square().sum(dim=0)
-        average_over_processes([squares])
-
-        weight = count / (self.obs_count + count)
-        delta = mean - self.obs_mean
-        self.obs_var += weight * (squares / count - self.obs_var + (1 - weight) * delta.square())
-        self.obs_mean += weight * delta
-        self.obs_count += count
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
@@ -316,19 +300,18 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
 
     lengths = torch.tensor([len(episode) for episode in episodes]).view(-1, args.group_size, 1)
     mask = torch.arange(lengths.max()) < lengths
-    columns = zip(*chain(*episodes))  # by episode, then by time
-    obs, actions, rewards, truncated = (torch.from_numpy(np.array(x)) for x in columns)
-    ends = lengths.flatten().cumsum(dim=0).view(-1, args.group_size)  # the next episode's first
-    first_obs = obs[ends - lengths[..., 0]]  # [K, G, D]
-    if args.seed_groups and (first_obs != first_obs[:, :1]).any():
+    starts = np.array([steps[0][0] for steps in episodes]).reshape(*mask.shape[:2], -1)  # [K, G, D]
+    if args.seed_groups and (starts != starts[:, :1]).any():
         why = "ignores reset(seed), or its constructor draws at random"
         raise UserError(f"{envs[0]} {why}: fix that, or --no-seed-groups.")
+    columns = zip(*chain(*episodes))  # by episode, then by time
+    obs, actions, rewards, _ = (torch.from_numpy(np.array(column)) for column in columns)
     return Episodes(
         obs=obs,
         actions=actions,
         rewards=torch.zeros(mask.shape).double().masked_scatter(mask, rewards),
         mask=mask,
-        truncated=truncated[ends - 1],
+        truncated=torch.tensor([steps[-1][-1] for steps in episodes]).view(mask.shape[:2]),
     )
 
 
@@ -344,13 +327,13 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
         "actions": actions,
         "advantages": advantages[episodes.mask].float().to(device),
         "weights": weights[episodes.mask].float().to(device),
-        "old_log_probs": policy(obs).log_prob(actions),  # line 6: until update, policy is π_old
+        "old_log_probs": policy(obs).log_prob(actions),  # of π_old
         "ref_log_probs": reference(obs).log_prob(actions),
     }
 
 
 def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
-    """Passes over the batch, until --target-kl ends them; returns the metrics' means."""
+    """μ passes over the batch, cut short by --target-kl; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
     num_steps = min(of_all_processes(len(batch["obs"])))
@@ -365,7 +348,7 @@ def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            average_over_processes([*(p.grad for p in parameters), approx_kl])
+            average_over_processes([*(p.grad for p in parameters), approx_kl])  # in place
             grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if 0 < args.target_kl < approx_kl:  # already far from π_old
@@ -398,8 +381,7 @@ def train(args: Args, advantages_of=None) -> "Run":
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
 
-        # Lines 5 to 8: K start states, G episodes from each, and their rewards. π_old (line 6) is
-        # π_θ as it is before update, which the log-probabilities in the batch remember.
+        # Lines 5 to 8. π_old (line 6) is π_θ until update; the batch keeps its log-probabilities.
         episodes = collect_groups(envs, policy, args)
         if advantages_of is None:
             advantages = compute_advantages(  # line 9
@@ -410,10 +392,10 @@ def train(args: Args, advantages_of=None) -> "Run":
         batch = make_batch(episodes, advantages, policy, reference, args)
         metrics = update(policy, optimizer, batch, args)  # lines 10 and 11
         if args.norm_obs:
-            policy.update_obs_stats(batch["obs"])
-        returns = episodes.rewards.sum(dim=-1)  # [K, G]
-        metrics |= group_metrics(episodes, returns, advantages)
-        run.record(len(episodes.obs), returns.flatten().tolist(), metrics)
+            update_obs_stats(policy, batch["obs"])
+        episode_returns = episodes.rewards.sum(dim=-1)  # [K, G]
+        metrics |= group_metrics(episodes, episode_returns, advantages)
+        run.record(len(episodes.obs), episode_returns.flatten().tolist(), metrics)
 
     return run.finish()
 
@@ -430,12 +412,15 @@ class UserError(ValueError):
 
 
 def make_env(args: Args, **options) -> gym.Env:
-    """An environment with flat observations and an end."""
+    """An environment with flat observations and an end: after 1000 steps if it has no limit."""
     try:
         options |= json.loads(args.env_kwargs)
     except (ValueError, TypeError) as error:
         raise UserError(f"--env-kwargs must be like '{{\"size\": 8}}': {error}") from error
-    env = gym.make(args.env_id, **options)
+    try:
+        env = gym.make(args.env_id, **options)
+    except gym.error.Error as error:
+        raise UserError(str(error)) from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
@@ -463,7 +448,8 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
     """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices from start on."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        bounded = space.high / 2 - space.low / 2 < 1e6  # what is not is taken as it is
+        half_width = space.high.astype(np.float64) / 2 - space.low / 2
+        bounded = half_width < 1e6  # what is not is taken as it is
         low = np.where(bounded, space.low, -1)
         high = np.where(bounded, space.high, 1)
         actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
@@ -511,19 +497,38 @@ def of_all_processes(number: int) -> list[int]:
     return numbers
 
 
+@torch.no_grad()
+def update_obs_stats(policy: Policy, obs: Tensor) -> None:
+    """Merge an iteration's observations [S, D] into the policy's statistics (Chan et al. 1979)."""
+    obs = obs.double()
+    count = torch.full_like(policy.obs_count, len(obs))
+    total = obs.sum(dim=0)
+    average_over_processes([count, total])
+    mean = total / count
+    squares = (obs - mean).square().sum(dim=0)
+    average_over_processes([squares])
+
+    weight = count / (policy.obs_count + count)
+    delta = mean - policy.obs_mean
+    var = squares / count
+    policy.obs_var += weight * (var - policy.obs_var + (1 - weight) * delta.square())
+    policy.obs_mean += weight * delta
+    policy.obs_count += count
+
+
 def means(history: list[dict]) -> dict[str, float]:
-    """The mean of each metric over the gradient steps."""
+    """The mean of each metric over the minibatches."""
     return {name: torch.stack([m[name] for m in history]).mean().item() for name in history[0]}
 
 
-def group_metrics(episodes: Episodes, returns: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """What is logged of the episodes of an iteration; returns are [K, G]."""
+def group_metrics(episodes: Episodes, episode_returns: Tensor, advantages: Tensor) -> dict:
+    """What is logged of an iteration's episodes; their returns are [K, G]."""
     tied = (advantages == 0).flatten(1).all(dim=1)  # [K]
     return {
-        "charts/episodic_return": returns.mean(),
+        "charts/episodic_return": episode_returns.mean(),
         "charts/episodic_length": episodes.mask.sum(dim=-1).double().mean(),
         "group/zero_std_frac": tied.double().mean(),
-        "group/return_std": returns.std(dim=-1).mean(),
+        "group/return_std": episode_returns.std(dim=-1).mean(),
     }
 
 
@@ -545,16 +550,17 @@ def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
 
 def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
     """With --render or --capture-video the one environment of evaluations, else none."""
-    if args.render:
-        return [make_env(args, render_mode="human")]
+    if not (args.render or args.capture_video):
+        return []
+    env = make_env(args, render_mode="human" if args.render else "rgb_array")
     if args.capture_video:
-        env = make_env(args, render_mode="rgb_array")
-        options = {
-            "episode_trigger": lambda episode: episode % args.eval_episodes == 0,
-            "name_prefix": f"{datetime.now():%Y%m%d-%H%M%S}",
-        }
-        return [gym.wrappers.RecordVideo(env, str(folder / "videos"), **options)]
-    return []
+        env = gym.wrappers.RecordVideo(
+            env,
+            str(folder / "videos"),
+            episode_trigger=lambda episode: episode % args.eval_episodes == 0,
+            name_prefix=f"{datetime.now():%Y%m%d-%H%M%S}",
+        )
+    return [env]
 
 
 class Run:
@@ -579,13 +585,15 @@ class Run:
             vars(self).update(progress)
             if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
                 raise UserError(f"{args.resume} has {self.step:,} steps already.")
+        self.first_step = self.step + 1  # to be logged: what a killed run logged goes
         self.started = time.perf_counter() - self.seconds
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
         if RANK == 0:
             self.eval_envs = shown_envs(args, self.dir) or envs
             self.saved = -np.inf  # when; the first iteration saves
-            tqdm.write(f"To resume: python {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
+            launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+            tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
     @cached_property
     def writer(self) -> SummaryWriter:
@@ -596,7 +604,7 @@ class Run:
 
             name = self.dir.resolve().name
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        writer = SummaryWriter(self.dir, purge_step=self.step)
+        writer = SummaryWriter(self.dir, purge_step=self.first_step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         writer.add_text("options", f"|option|value|\n|-|-|{rows}", self.step)
         return writer
@@ -609,11 +617,11 @@ class Run:
         self.seconds = time.perf_counter() - self.started
         self.recent_returns = (self.recent_returns + returns)[-100:]
         if not math.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
-            raise UserError("The update became NaN or infinite: lower --learning-rate.")
+            raise UserError("The update is NaN or infinite: lower --learning-rate, scale rewards.")
         if RANK > 0:
             return
         if self.iteration == 1 and metrics["group/zero_std_frac"] == 1:
-            tqdm.write("All advantages are 0: nothing to learn from (docs/grpo.md, Pitfalls).")
+            tqdm.write("All advantages are 0 so far: every group ties (docs/grpo.md, Pitfalls).")
         metrics["charts/SPS"] = self.step / self.seconds
         metrics["charts/learning_rate"] = self.parts["optimizer"].param_groups[0]["lr"]
         for name, value in metrics.items():
@@ -635,13 +643,13 @@ class Run:
             self.best_return = mean_return
             self.save("best.pt")
 
-    def save(self, name: str) -> None:
+    def save(self, filename: str) -> None:
         """Write a file whole or not at all: a kill leaves the one before."""
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["args"] = asdict(self.args)
         state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
-        torch.save(state, self.dir / f"{name}.part")
-        os.replace(self.dir / f"{name}.part", self.dir / name)
+        torch.save(state, self.dir / f"{filename}.part")
+        os.replace(self.dir / f"{filename}.part", self.dir / filename)
 
     def finish(self) -> "Run":
         """Save, evaluate and report."""
@@ -672,7 +680,7 @@ def load(path: str, parts: dict) -> tuple[dict, dict]:
             part.load_state_dict(states[name])
         return states["args"], states["progress"]
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot use {path}: {error}") from error
+        raise UserError(f"Cannot use {path}: {type(error).__name__}: {error}") from error
 
 
 def check_args(args: Args) -> None:
@@ -683,8 +691,8 @@ def check_args(args: Args) -> None:
         low = lowest.get(name, 1 if type(value) is int else 0)
         high = 1 if name in ("gamma", "gae_lambda") else 2**40
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
-            bounds = f"at least {low}" if high > 1 else "from 0 to 1"
-            raise UserError(f"--{name.replace('_', '-')} must be {bounds}, not {value}.")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be from {low} to {high}, not {value}.")
 
 
 def play_saved(args: Args) -> None:
@@ -715,7 +723,7 @@ def main(args_type: type = Args, advantages_of=None) -> None:
             play_saved(args)
         else:
             train(args, advantages_of)
-    except (UserError, gym.error.Error, ModuleNotFoundError) as error:
+    except (UserError, ModuleNotFoundError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -19,7 +19,7 @@ value of the observation it led to, not of the next episode's first one.
     γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Usual beyond Algorithm 1: the ½ (not in the paper and SB3), normalized advantages (here over the
+Usual beyond Algorithm 1: the ½ (the paper and SB3 have none), normalized advantages (here over the
 whole batch), early stopping by KL, clipped gradients, a falling learning rate, orthogonal weights.
 Code that the GRPO scripts share with it is identical in all files.
 """
@@ -81,13 +81,13 @@ class Args:
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
-    norm_obs: bool = False  # normalize observations by statistics kept in the model
+    norm_obs: bool = False  # normalize observations, from the second iteration on (images: use it)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
     eval_interval: int = 0  # iterations between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
-    greedy: bool = True  # evaluate the likeliest actions (off: sampled ones, as in training)
+    greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
     capture_video: bool = False  # record the first episode of each evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
@@ -120,9 +120,8 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     log_probs = distribution.log_prob(batch["actions"])
     advantages = batch["advantages"]
 
-    # Until an iteration's first gradient step ρ is 1: nothing is clipped, and the gradient is the
-    # policy gradient. Log-ratios are bounded, because exp overflows. Nothing is lost: the chance
-    # that an action of π_old has ρ > e^20 is at most e^-20 (Markov's inequality).
+    # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
+    # The bound keeps exp finite. Of π_old's actions at most one in e^20 has ρ > e^20 (Markov).
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -136,7 +135,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
         "losses/policy_loss": policy_loss.detach(),
         "losses/value_loss": value_loss.detach(),
         "losses/entropy": entropy.detach(),
-        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # KL(π_old, π_θ) of a step
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().detach(),  # estimates KL(π_old, π_θ)
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
     }
     return loss, metrics
@@ -151,13 +150,13 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: spaces.Box, action_space: spaces.Space, args: Args):
         super().__init__()
-        sizes = torch.tensor(num_options(action_space))  # options of each choice, [A]; Box: none
-        self.continuous = len(sizes) == 0
+        options = num_options(action_space)  # of each of the A choices; [] for a Box
+        self.continuous = not options
         if self.continuous:
             num_outputs = int(np.prod(action_space.shape))
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            missing = torch.arange(sizes.max()) >= sizes[:, None]  # [A, C], C the most options
+            missing = torch.arange(max(options)) >= torch.tensor(options)[:, None]  # [A, C]
             padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
@@ -182,23 +181,6 @@ class Policy(nn.Module):
             logits = outputs.view(-1, *self.padding.shape) + self.padding  # [B, A, C]
             per_action = Categorical(logits=logits, validate_args=False)
         return Independent(per_action, 1, validate_args=False)
-
-    @torch.no_grad()
-    def update_obs_stats(self, obs: Tensor) -> None:
-        """Merge the observations [S, D] of an iteration into the statistics (Chan et al. 1979)."""
-        obs = obs.double()
-        count = torch.full_like(self.obs_count, len(obs))
-        total = obs.sum(dim=0)
-        average_over_processes([count, total])
-        mean = total / count
-        squares = (obs - mean).square().sum(dim=0)
-        average_over_processes([squares])
-
-        weight = count / (self.obs_count + count)
-        delta = mean - self.obs_mean
-        self.obs_var += weight * (squares / count - self.obs_var + (1 - weight) * delta.square())
-        self.obs_mean += weight * delta
-        self.obs_count += count
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
@@ -295,7 +277,10 @@ def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> 
                 in_flight[n] = start_episode(episode.env)
     columns = [torch.from_numpy(np.array(column)) for column in zip(*steps)]
     blocks = [column.unflatten(0, (num_steps, len(in_flight))) for column in columns]
-    return Steps(*blocks, episode_returns, episode_lengths)
+    steps = Steps(*blocks, episode_returns, episode_lengths)
+    if not steps.next_obs.isfinite().all():
+        raise UserError("An observation is NaN or infinite, the last of an episode or iteration.")
+    return steps
 
 
 @torch.no_grad()
@@ -326,7 +311,7 @@ def make_batch(steps: Steps, policy: ActorCritic, args: Args) -> dict:
 
 
 def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
-    """Passes over the batch, until --target-kl ends them; returns the metrics' means."""
+    """Passes over the batch, cut short by --target-kl; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
     num_steps = min(of_all_processes(len(batch["obs"])))
@@ -339,7 +324,7 @@ def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            average_over_processes([*(p.grad for p in parameters), approx_kl])
+            average_over_processes([*(p.grad for p in parameters), approx_kl])  # in place
             grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if 0 < args.target_kl < approx_kl:  # already far from π_old
@@ -359,6 +344,7 @@ def train(args: Args) -> "Run":
     eval_envs = [make_env(args) for _ in range(args.num_envs)]  # training goes on in the others
     parts = {"policy": policy, "optimizer": optimizer}
     run = Run(args, eval_envs, parts)  # with --resume it loads the parts
+    set_seeds(args.seed, RANK, run.iteration, 1)  # other starts in each process, and when resumed
     in_flight = [start_episode(env) for env in envs]
 
     while run.step < args.total_timesteps:
@@ -370,7 +356,7 @@ def train(args: Args) -> "Run":
         batch = make_batch(steps, policy, args)
         metrics = update(policy, optimizer, batch, args)
         if args.norm_obs:
-            policy.update_obs_stats(batch["obs"])
+            update_obs_stats(policy, batch["obs"])
         run.record(len(batch["obs"]), steps.episode_returns, metrics | episode_metrics(steps))
 
     return run.finish()
@@ -388,12 +374,15 @@ class UserError(ValueError):
 
 
 def make_env(args: Args, **options) -> gym.Env:
-    """An environment with flat observations and an end."""
+    """An environment with flat observations and an end: after 1000 steps if it has no limit."""
     try:
         options |= json.loads(args.env_kwargs)
     except (ValueError, TypeError) as error:
         raise UserError(f"--env-kwargs must be like '{{\"size\": 8}}': {error}") from error
-    env = gym.make(args.env_id, **options)
+    try:
+        env = gym.make(args.env_id, **options)
+    except gym.error.Error as error:
+        raise UserError(str(error)) from error
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
@@ -421,7 +410,8 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
     """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices from start on."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        bounded = space.high / 2 - space.low / 2 < 1e6  # what is not is taken as it is
+        half_width = space.high.astype(np.float64) / 2 - space.low / 2
+        bounded = half_width < 1e6  # what is not is taken as it is
         low = np.where(bounded, space.low, -1)
         high = np.where(bounded, space.high, 1)
         actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
@@ -492,8 +482,27 @@ def of_all_processes(number: int) -> list[int]:
     return numbers
 
 
+@torch.no_grad()
+def update_obs_stats(policy: Policy, obs: Tensor) -> None:
+    """Merge an iteration's observations [S, D] into the policy's statistics (Chan et al. 1979)."""
+    obs = obs.double()
+    count = torch.full_like(policy.obs_count, len(obs))
+    total = obs.sum(dim=0)
+    average_over_processes([count, total])
+    mean = total / count
+    squares = (obs - mean).square().sum(dim=0)
+    average_over_processes([squares])
+
+    weight = count / (policy.obs_count + count)
+    delta = mean - policy.obs_mean
+    var = squares / count
+    policy.obs_var += weight * (var - policy.obs_var + (1 - weight) * delta.square())
+    policy.obs_mean += weight * delta
+    policy.obs_count += count
+
+
 def means(history: list[dict]) -> dict[str, float]:
-    """The mean of each metric over the gradient steps."""
+    """The mean of each metric over the minibatches."""
     return {name: torch.stack([m[name] for m in history]).mean().item() for name in history[0]}
 
 
@@ -525,16 +534,17 @@ def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
 
 def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
     """With --render or --capture-video the one environment of evaluations, else none."""
-    if args.render:
-        return [make_env(args, render_mode="human")]
+    if not (args.render or args.capture_video):
+        return []
+    env = make_env(args, render_mode="human" if args.render else "rgb_array")
     if args.capture_video:
-        env = make_env(args, render_mode="rgb_array")
-        options = {
-            "episode_trigger": lambda episode: episode % args.eval_episodes == 0,
-            "name_prefix": f"{datetime.now():%Y%m%d-%H%M%S}",
-        }
-        return [gym.wrappers.RecordVideo(env, str(folder / "videos"), **options)]
-    return []
+        env = gym.wrappers.RecordVideo(
+            env,
+            str(folder / "videos"),
+            episode_trigger=lambda episode: episode % args.eval_episodes == 0,
+            name_prefix=f"{datetime.now():%Y%m%d-%H%M%S}",
+        )
+    return [env]
 
 
 class Run:
@@ -559,13 +569,15 @@ class Run:
             vars(self).update(progress)
             if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
                 raise UserError(f"{args.resume} has {self.step:,} steps already.")
+        self.first_step = self.step + 1  # to be logged: what a killed run logged goes
         self.started = time.perf_counter() - self.seconds
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
         if RANK == 0:
             self.eval_envs = shown_envs(args, self.dir) or envs
             self.saved = -np.inf  # when; the first iteration saves
-            tqdm.write(f"To resume: python {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
+            launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+            tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
     @cached_property
     def writer(self) -> SummaryWriter:
@@ -576,7 +588,7 @@ class Run:
 
             name = self.dir.resolve().name
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
-        writer = SummaryWriter(self.dir, purge_step=self.step)
+        writer = SummaryWriter(self.dir, purge_step=self.first_step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
         writer.add_text("options", f"|option|value|\n|-|-|{rows}", self.step)
         return writer
@@ -589,7 +601,7 @@ class Run:
         self.seconds = time.perf_counter() - self.started
         self.recent_returns = (self.recent_returns + returns)[-100:]
         if not math.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
-            raise UserError("The update became NaN or infinite: lower --learning-rate.")
+            raise UserError("The update is NaN or infinite: lower --learning-rate, scale rewards.")
         if RANK > 0:
             return
         metrics["charts/SPS"] = self.step / self.seconds
@@ -613,13 +625,13 @@ class Run:
             self.best_return = mean_return
             self.save("best.pt")
 
-    def save(self, name: str) -> None:
+    def save(self, filename: str) -> None:
         """Write a file whole or not at all: a kill leaves the one before."""
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["args"] = asdict(self.args)
         state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
-        torch.save(state, self.dir / f"{name}.part")
-        os.replace(self.dir / f"{name}.part", self.dir / name)
+        torch.save(state, self.dir / f"{filename}.part")
+        os.replace(self.dir / f"{filename}.part", self.dir / filename)
 
     def finish(self) -> "Run":
         """Save, evaluate and report."""
@@ -650,7 +662,7 @@ def load(path: str, parts: dict) -> tuple[dict, dict]:
             part.load_state_dict(states[name])
         return states["args"], states["progress"]
     except Exception as error:  # torch.load alone raises half a dozen kinds
-        raise UserError(f"Cannot use {path}: {error}") from error
+        raise UserError(f"Cannot use {path}: {type(error).__name__}: {error}") from error
 
 
 def check_args(args: Args) -> None:
@@ -661,8 +673,8 @@ def check_args(args: Args) -> None:
         low = lowest.get(name, 1 if type(value) is int else 0)
         high = 1 if name in ("gamma", "gae_lambda") else 2**40
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
-            bounds = f"at least {low}" if high > 1 else "from 0 to 1"
-            raise UserError(f"--{name.replace('_', '-')} must be {bounds}, not {value}.")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be from {low} to {high}, not {value}.")
 
 
 def play_saved(args: Args) -> None:
@@ -693,7 +705,7 @@ def main() -> None:
             play_saved(args)
         else:
             train(args)
-    except (UserError, gym.error.Error, ModuleNotFoundError) as error:
+    except (UserError, ModuleNotFoundError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
 
