@@ -410,8 +410,7 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
     """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices from start on."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        half_width = space.high.astype(np.float64) / 2 - space.low / 2
-        bounded = half_width < 1e6  # what is not is taken as it is
+        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # what is not is left as it is
         low = np.where(bounded, space.low, -1)
         high = np.where(bounded, space.high, 1)
         actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
@@ -521,8 +520,7 @@ def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
     set_seeds(EVAL_SEED)
     returns = np.zeros(args.eval_episodes)
     starts = range(EVAL_SEED, EVAL_SEED + args.eval_episodes)
-    rounds = range(0, args.eval_episodes, len(envs))
-    for first in tqdm(rounds, desc="Evaluating", leave=False, delay=1):
+    for first in tqdm(range(0, len(starts), len(envs)), desc="Evaluating", leave=False, delay=1):
         seeds = starts[first : first + len(envs)]
         for i, _, _, reward, _ in play(envs, policy, seeds, args.greedy):
             returns[first + i] += reward

@@ -108,7 +108,7 @@ def unseen():
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
-OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 0", "--ent-coef 0.01"]
+OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 1", "--ent-coef 0.01"]
 OPTIONS += ["--update-epochs 1"]
 EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLander-v3": 16}
 
