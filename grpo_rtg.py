@@ -75,9 +75,7 @@ class Args:
     num_groups: int = 4  # K: groups of an iteration (more if their steps fill no minibatch)
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    baseline: Literal["group", "timestep"] = (
-        "timestep"  # b: mean of those alive at t, or of all steps
-    )
+    baseline: Literal["group", "timestep"] = "timestep"  # b: mean of all steps, or of those at t
     gamma: float = 0.99  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
 

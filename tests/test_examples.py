@@ -1,7 +1,9 @@
-"""docs/examples: the environments keep Gymnasium's rules, and what is said about them is so."""
+"""docs/examples: what they compute, that they train and resume, and the environments' rules."""
 
-import importlib
+import re
+import runpy
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -9,19 +11,172 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-import grpo_process
+sys.path.append(str(Path(__file__).parents[1] / "docs" / "examples"))
+import critic
+import gpg
+import regression
+
+import grpo_rtg
 from docs.examples import arithmetic, preferences
 from docs.examples.grid_world import MOVES
 
-IDS = ["grid_world:GridWorld-v0", "preferences:PreferredGridWorld-v0"]
-IDS += ["arithmetic:Arithmetic-v0", "arithmetic:ArithmeticProcess-v0"]
+OWN_OPTIONS = {"regression": "--gae-lambda", "critic": "--gae-lambda", "gpg": "--bin-width"}
+TINY = ["--total-timesteps=1500", "--minibatch-size=32", "--update-epochs=2", "--norm-obs"]
+TINY += ['--env-kwargs={"max_episode_steps": 20}', "--eval-episodes=3", "--checkpoint-interval=0"]
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_the_environments_keep_the_rules(name):
-    env = gym.make(f"docs.examples.{name}")
-    check_env(env.unwrapped, skip_render_check=False)
-    assert env.spec.max_episode_steps < 100
+def make_episodes(lengths, truncated, obs=None):
+    """Episodes of these lengths [K, G], random rewards and, unless given, observations [S, 3]."""
+    torch.manual_seed(0)
+    lengths = torch.tensor(lengths)
+    mask = torch.arange(lengths.max()) < lengths[..., None]
+    rewards = torch.randn(mask.shape).double().where(mask, 0)
+    obs = torch.randn(int(mask.sum()), 3) if obs is None else obs
+    return grpo_rtg.Episodes(obs, obs, rewards, mask, torch.tensor(truncated))
+
+
+def in_episodes(episodes, column):
+    """What each step has [S], as an array for each episode."""
+    return np.split(np.asarray(column), episodes.mask.sum(dim=-1).flatten().cumsum(0)[:-1])
+
+
+def to_go(x, gamma):
+    return [sum(gamma**i * y for i, y in enumerate(x[t:])) for t in range(len(x))]
+
+
+def mean_squares(advantages, episodes):
+    return (advantages.square().sum(dim=(1, 2)) / episodes.mask.sum(dim=(1, 2))).tolist()
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
+def test_regression_is_least_squares_and_gae(gae_lambda, gamma=0.8):
+    """After a cut by a time limit returns go on by the last fit, and b is the last step's."""
+    episodes = make_episodes([[9, 4, 1], [2, 7, 9]], [[True, False, True], [False, False, True]])
+    weights = np.random.default_rng(0).normal(size=129)  # of the last fit
+    plug_in = regression.Regression()
+    plug_in.load_state_dict({"weights": torch.from_numpy(weights)})
+    args = regression.Args(gamma=gamma, gae_lambda=gae_lambda, norm_std=False)
+    advantages = plug_in(episodes, args)
+    rewards = in_episodes(episodes, episodes.rewards[episodes.mask])
+    times = [t for r in rewards for t in range(len(r))]
+    inputs = np.column_stack([episodes.obs.double(), times])
+    inputs = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0, ddof=1)
+    generator = torch.Generator().manual_seed(0)
+    frequencies = torch.randn(4, 128, generator=generator).numpy() / (2 * np.sqrt(4))
+    phases = 2 * np.pi * torch.rand(128, generator=generator).numpy()
+    features = np.column_stack([np.ones(len(times)), np.cos(inputs @ frequencies + phases)])
+    rows = in_episodes(episodes, features)
+    last = [x[-1] * cut for x, cut in zip(rows, episodes.truncated.flatten().tolist())]
+    returns = [to_go([*r, x @ weights], gamma)[:-1] for r, x in zip(rewards, last)]
+    ridge = np.sqrt(1e-3 * len(times)) * np.eye(129)[1:]  # not on the constant
+    targets = [*np.concatenate(returns), *np.zeros(128)]
+    weights = np.linalg.lstsq(np.vstack([features, ridge]), targets)[0]
+    expected = []
+    for r, x, end in zip(rewards, rows, last):
+        b = np.append(x @ weights, end @ weights)
+        if gae_lambda == 1:
+            expected += list(to_go([*r, b[-1]], gamma) - b)[:-1]  # R - b
+        else:
+            expected += to_go(r + gamma * b[1:] - b[:-1], gamma * gae_lambda)
+    assert advantages[episodes.mask].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert mean_squares(plug_in(episodes, regression.Args()), episodes) == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize(("truncated", "max_grad_norm"), [(False, 0.0), (True, 0.5)])
+def test_the_critic_learns_the_values(truncated, max_grad_norm):
+    """Of three states that follow each other and pay 1: V = 7/4, 3/2, 1, or all 2 if they go on."""
+    obs = torch.eye(3).repeat(2, 1)
+    episodes = make_episodes([[3, 3]], [[truncated] * 2], obs)
+    episodes = episodes._replace(rewards=torch.ones_like(episodes.rewards))
+    options = {"learning_rate": 1e-2, "anneal_lr": False, "update_epochs": 20, "norm_std": False}
+    args = critic.Args(gamma=0.5, max_grad_norm=max_grad_norm, **options)
+    plug_in = critic.Critic()
+    for _ in range(10):
+        advantages = plug_in(episodes, args)
+    expected = [2.0, 2.0, 2.0] if truncated else [1.75, 1.5, 1.0]
+    assert plug_in.network.value(obs[:3]).tolist() == pytest.approx(expected, abs=0.05)
+    assert advantages.abs().max() < 0.05
+    assert mean_squares(plug_in(episodes, critic.Args()), episodes) == pytest.approx([1])
+
+
+def test_bins_by_hand():
+    """Only an episode's first visit to a bin counts there: 3 and 4 in bin 0, 1 and 5 in bin 1."""
+    returns = torch.tensor([3.0, 2, 1, 5, 4]).double()
+    bins = torch.tensor([0, 0, 1, 1, 0])
+    episode = torch.tensor([0, 0, 0, 1, 1])
+    assert gpg.bin_means(returns, bins, episode).tolist() == [3.5, 3.5, 3, 3, 3.5]
+
+
+def test_bins_against_a_loop():
+    """Algorithm 2 of the paper with dictionaries, and R - b as the advantage."""
+    torch.manual_seed(0)
+    state = torch.randn(33, 2).round()  # some of ten, many times
+    obs = state + 1e-3 * torch.rand(state.shape)
+    episodes = make_episodes([[5, 9, 1], [7, 2, 9]], [[True] * 3] * 2, obs)
+    advantages = gpg.advantages_of(episodes, gpg.Args(gamma=0.9, bin_width=0.1, norm_std=False))
+    returns = [to_go(r, 0.9) for r in in_episodes(episodes, episodes.rewards[episodes.mask])]
+    states = [list(map(tuple, x)) for x in in_episodes(episodes, state)]
+    visits = {}
+    for pairs in map(zip, states, returns):
+        for own_state, value in dict(reversed(list(pairs))).items():  # first visits
+            visits.setdefault(own_state, []).append(value)
+    assert len(visits) < len(state) / 2
+    b = [np.mean(visits[x]) for x in sum(states, [])]
+    assert advantages[episodes.mask].tolist() == pytest.approx(np.subtract(sum(returns, []), b))
+    assert mean_squares(gpg.advantages_of(episodes, gpg.Args()), episodes) == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("name", OWN_OPTIONS)
+def test_an_example_trains_resumes_and_is_played(name, monkeypatch, capsys):
+    """A killed run ends as an unbroken one; resumed once more, nothing is left to do."""
+
+    def python(script, *argv):
+        monkeypatch.setattr(sys, "argv", [script, *argv])
+        monkeypatch.setattr(sys, "path", [str(Path(script).parent), *sys.path])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    def kill(run, file):
+        save(run, file)
+        raise KeyboardInterrupt
+
+    script = sys.modules[name].__file__
+    with pytest.raises(SystemExit):
+        python(script, "--help")
+    assert OWN_OPTIONS[name] in capsys.readouterr().out
+    trained = python(script, *TINY)
+    [whole] = Path("runs").glob(f"CartPole-v1__{name}__1__*/checkpoint.pt")
+    played = python(grpo_rtg.__file__, "--evaluate", str(whole))
+    assert re.search("Greedy evaluation.*", played)[0] in trained
+    save = grpo_rtg.Run.save
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(grpo_rtg.Run, "save", kill)
+        python(script, *TINY)
+    [killed] = set(Path("runs").glob("*/checkpoint.pt")) - {whole}
+    for _ in range(2):
+        python(script, "--resume", str(killed))
+        states = [torch.load(path) for path in (killed, whole)]
+        for part in states[0].keys() - {"args", "progress"}:
+            torch.testing.assert_close(states[0][part], states[1][part], rtol=0, atol=0)
+
+
+def test_the_environments_keep_the_rules():
+    names = ["grid_world:GridWorld", "preferences:PreferredGridWorld"]
+    for name in [*names, "arithmetic:Arithmetic", "arithmetic:ArithmeticProcess"]:
+        env = gym.make(f"docs.examples.{name}-v0")
+        check_env(env.unwrapped, skip_render_check=False)
+        assert env.spec.max_episode_steps < 100
+
+
+def play(env, seed, choose):
+    """The rewards of an episode, and whether it ended by itself."""
+    obs, _ = env.reset(seed=seed)
+    rewards = []
+    while True:
+        obs, reward, terminated, truncated, _ = env.step(choose(obs))
+        rewards.append(reward)
+        if terminated or truncated:
+            return rewards, terminated
 
 
 def test_grid_world_step_by_step():
@@ -30,63 +185,36 @@ def test_grid_world_step_by_step():
         obs, _ = env.reset(seed=seed)
         assert env.render().count("A") == env.render().count("G") == 1
         distance = abs(obs[:2] - obs[2:]).sum()
-        rewards, ended = [], False
-        while not ended:
-            towards = np.abs(obs[:2] + MOVES - obs[2:]).sum(1).argmin()
-            obs, reward, ended, truncated, _ = env.step(towards)
-            rewards.append(reward)
-        assert len(rewards) == distance > 0 and not truncated and "*" in env.render()
+        rewards, arrived = play(env, seed, lambda x: abs(x[:2] + MOVES - x[2:]).sum(1).argmin())
+        assert len(rewards) == distance > 0 and arrived and "*" in env.render()
         assert sum(rewards) == pytest.approx(1 - 0.1 * distance)
     env.reset(seed=0)
-    walls = [env.step(0)[0][:2].tolist() for _ in range(6)]
-    assert walls[-1][0] == 0  # against the wall it stays
+    assert [env.step(0)[0][0] for _ in range(6)][-1] == 0  # against the wall it stays
 
 
-@pytest.mark.slow
-def test_process_supervision_solves_the_grid_world():
-    """Within a step of the shortest path, on average over 100 starts."""
-    env_id = "docs.examples.grid_world:GridWorld-v0"
-    summary = grpo_process.train(grpo_process.Args(env_id=env_id, total_timesteps=60_000))
-    env, shortest = gym.make(env_id), []
-    for i in range(100):
-        obs, _ = env.reset(seed=10**9 + i)
-        shortest.append(1 - 0.1 * abs(obs[:2] - obs[2:]).sum())
-    assert np.mean(summary["eval_returns"]) >= np.mean(shortest) - 0.1
-    assert (summary["eval_returns"] <= np.array(shortest) + 1e-9).all()
-
-
-@pytest.mark.parametrize("limit", [1, 50])
-def test_the_wrapper_pays_once_at_the_end(limit):
+def test_the_wrapper_pays_once_at_the_end():
     """Also where the limit cuts the episode with the step that arrives."""
-    limited = gym.wrappers.TimeLimit(preferences.grid_world.GridWorld(), limit)
-    env, arrivals = preferences.EpisodeScore(limited, preferences.prefers_short_ways), 0
-    for seed in range(40):
-        env.reset(seed=seed)
-        rewards, ended = [], False
-        while not ended:
-            _, reward, terminated, truncated, _ = env.step(0)
-            rewards.append(reward)
-            ended = terminated or truncated
-        arrivals += terminated
-        assert rewards[:-1] == [0.0] * (len(rewards) - 1)
-        assert rewards[-1] == (-float(len(rewards) ** 2) if terminated else -1e6)
-    assert 0 < arrivals < 40
+    for limit in (1, 50):
+        limited = gym.wrappers.TimeLimit(preferences.grid_world.GridWorld(), limit)
+        env = preferences.EpisodeScore(limited, preferences.prefers_short_ways)
+        episodes = [play(env, seed, lambda obs: 0) for seed in range(40)]
+        for rewards, arrived in episodes:
+            score = -float(len(rewards) ** 2) if arrived else -1e6
+            assert rewards == [0.0] * (len(rewards) - 1) + [score]
+        assert {arrived for _, arrived in episodes} == {True, False}
 
 
-@pytest.mark.parametrize(("emitted", "outcome", "process"), [
-    ("12.", [0, 0, 1], [1, 1, 1]),
-    ("13.", [0, 0, 0], [1, 0, 1]),
-    ("1.", [0, 0], [1, 0]),
-    ("121", [0, 0, 0], [1, 1, 0]),
-])  # fmt: skip
-def test_the_verifier(emitted, outcome, process):
-    for supervision, expected in (("outcome", outcome), ("process", process)):
-        env = arithmetic.Arithmetic(supervision)
-        env.reset(seed=0)
-        env.prompt = (7, 5)
-        steps = [env.step(arithmetic.END if token == "." else int(token)) for token in emitted]
-        assert [reward for _, reward, *_ in steps] == expected
-        assert [terminated for _, _, terminated, *_ in steps][-2:] == [False, True]
+def test_the_verifier():
+    cases = {"12.": ([0, 0, 1], [1, 1, 1]), "13.": ([0, 0, 0], [1, 0, 1])}
+    cases |= {"1.": ([0, 0], [1, 0]), "121": ([0, 0, 0], [1, 1, 0])}
+    for emitted, expected in cases.items():
+        for supervision, rewards in zip(("outcome", "process"), expected):
+            env = arithmetic.Arithmetic(supervision)
+            env.reset(seed=0)
+            env.prompt = (7, 5)
+            steps = [env.step(arithmetic.END if x == "." else int(x)) for x in emitted]
+            assert [reward for _, reward, *_ in steps] == rewards
+            assert [terminated for _, _, terminated, *_ in steps][-2:] == [False, True]
 
 
 @pytest.mark.slow
@@ -96,63 +224,7 @@ def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys, monkeypatch):
     assert len(held_out) > 80 and len(held_out | train) == 400 and not held_out & train
     monkeypatch.setattr(arithmetic, "STEPS", 40_000)
     arithmetic.main()
-    table = capsys.readouterr().out.split("share of right answers")[1]
-    rows = [line.split("%")[0].split() for line in table.splitlines() if "%" in line]
-    shares = {row[0]: int(row[-1]) for row in rows}
-    before = shares.pop("pretrained")
-    assert list(shares) == ["grpo_outcome,", "grpo_process,", "grpo_rtg,"]
-    assert 30 < before < 70 and min(shares.values()) >= before + 8, table
-
-
-@pytest.fixture
-def gpg():
-    """The example, with a grpo_rtg.py of its own to change."""
-    before = sys.modules.pop("grpo_rtg", None)
-    yield importlib.import_module("docs.examples.gpg")
-    del sys.modules["docs.examples.gpg"], sys.modules["grpo_rtg"]
-    if before is not None:
-        sys.modules["grpo_rtg"] = before
-
-
-def test_bins_by_hand(gpg):
-    """Only an episode's first visit to a bin counts there: 3 and 4 in bin 0, 1 and 5 in bin 1."""
-    returns = torch.tensor([3.0, 2, 1, 5, 4]).double()
-    bins = torch.tensor([0, 0, 1, 1, 0])
-    episode = torch.tensor([0, 0, 0, 1, 1])
-    assert gpg.bin_means(returns, bins, episode).tolist() == [3.5, 3.5, 3, 3, 3.5]
-
-
-def test_bins_against_a_loop(gpg):
-    """Algorithm 2 of the paper with dictionaries, and R - b as the advantage."""
-    torch.manual_seed(0)
-    lengths = torch.tensor([[5, 9, 1], [7, 2, 9]])
-    mask = torch.arange(9) < lengths[..., None]
-    rewards = torch.randn(2, 3, 9).double().where(mask, 0)
-    state = torch.randn(int(mask.sum()), 2).round()  # some of ten, many times
-    obs = state + 1e-3 * torch.rand(state.shape)
-    truncated = torch.ones(2, 3, dtype=torch.bool)  # for which the paper has no value
-    episodes = gpg.Episodes(obs, obs, rewards, mask, truncated)
-    gpg.BinMeans.bin_width = 0.1
-    b = gpg.BinMeans(2, 0.0).fit(episodes, gamma=0.9)
-
-    returns = [r[m] for r, m in zip(rewards.flatten(0, 1), mask.flatten(0, 1))]
-    returns = [
-        [sum(0.9 ** (j - t) * float(r[j]) for j in range(t, len(r))) for t in range(len(r))]
-        for r in returns
-    ]
-    states = [[tuple(o.tolist()) for o in part] for part in state.split(lengths.flatten().tolist())]
-    visits = {}
-    for own_states, own_returns in zip(states, returns):
-        seen = set()
-        for state, value in zip(own_states, own_returns):
-            if state not in seen:
-                visits.setdefault(state, []).append(value)
-            seen.add(state)
-    expected = [np.mean(visits[state]) for own in states for state in own]
-    assert len(visits) < mask.sum() / 2
-    assert b[..., :-1][mask].tolist() == pytest.approx(expected)
-    assert (b[~torch.nn.functional.pad(mask, (0, 1))] == 0).all()
-    options = {"baseline": "regression", "values": b, "gae_lambda": gpg.Args().gae_lambda}
-    found = gpg.grpo_rtg.compute_advantages(rewards, mask, 0.9, norm_std=False, **options)
-    expected = np.concatenate(returns) - expected
-    assert found[mask].tolist() == pytest.approx(expected)
+    shares = dict(re.findall(r"^(\w+).*?(\d+)%", capsys.readouterr().out, re.M))
+    assert list(shares) == ["pretrained", "grpo_outcome", "grpo_process", "grpo_rtg"]
+    before, *after = map(int, shares.values())
+    assert 30 < before < 70 and min(after) >= before + 8, shares

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from regression import divide_by_std, gae, values_of
 
 import grpo_rtg
-from grpo_rtg import Episodes
+from grpo_rtg import Episodes, update_obs_stats
 from ppo import ActorCritic
 
 
@@ -40,6 +40,8 @@ class Critic:
         self.step = 0  # environment steps
 
     def state_dict(self) -> dict:
+        if self.network is None:  # nothing came since the checkpoint
+            return self.saved
         parts = {"network": self.network, "optimizer": self.optimizer}
         return {"step": self.step} | {name: part.state_dict() for name, part in parts.items()}
 
@@ -84,7 +86,7 @@ class Critic:
                 nn.utils.clip_grad_norm_(self.network.critic.parameters(), max_norm)
                 self.optimizer.step()
         if args.norm_obs:
-            self.network.update_obs_stats(obs)
+            update_obs_stats(self.network, obs)
         self.step += len(obs)
 
 

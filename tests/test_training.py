@@ -1,0 +1,439 @@
+"""Rollout, training, checkpoints, torchrun: what all scripts share is tested in grpo_rtg.py."""
+
+import importlib
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import grpo_rtg as grpo
+from tests import child
+from tests.child import TINY, both_kinds, curves, env, equal, only_run, train, weights
+from tests.envs import Countdown
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*WARN")  # Gymnasium's checker, of tests/envs.py
+slow = pytest.mark.slow
+
+
+def collect(**options):
+    """The arguments, an untrained policy and the episodes of two groups of three."""
+    args = grpo.Args(**{"num_groups": 2, "group_size": 3, "minibatch_size": 1} | options)
+    envs = [grpo.make_env(args) for _ in range(6)]
+    torch.manual_seed(0)
+    policy = grpo.Policy(envs[0].observation_space, envs[0].action_space, args)
+    return args, policy, grpo.collect_groups(envs, policy, args)
+
+
+def starts(episodes):
+    """The first observations [K, G, D]."""
+    lengths = episodes.mask.sum(dim=-1)
+    ends = lengths.flatten().cumsum(dim=0)
+    return episodes.obs[ends - lengths.flatten()].view(*lengths.shape, -1)
+
+
+# --- The rollout
+
+
+def test_a_group_starts_equal_and_groups_differ():
+    _, _, episodes = collect()
+    first = starts(episodes)
+    assert first.shape == (2, 3, 4)
+    assert (first == first[:, :1]).all() and (first[0] != first[1]).all()
+    _, _, apart = collect(seed_groups=False)
+    assert len(starts(apart).flatten(0, 1).unique(dim=0)) == 6
+
+
+def test_members_that_ignore_their_seed_are_refused_unless_that_is_meant(cli, refused):
+    options = TINY["grpo_rtg"] | env("Faulty", what="ignores the seed")
+    refused(r"ignores reset\(seed\).*--no-seed-groups", "grpo_rtg", **options)
+    assert not os.listdir()
+    assert cli("grpo_rtg", **options, seed_groups=False)[0] == 0
+
+
+@pytest.mark.parametrize("ends", [["terminated"], ["truncated"], ["terminated", "truncated"]])
+def test_steps_stand_in_order(ends):
+    """Each observation says the episode's length by its seed and the steps taken."""
+    _, _, episodes = collect(**env("Countdown", choose=True, ends=ends))
+    lengths = episodes.mask.sum(dim=-1)  # [K, G]
+    assert len(lengths.unique()) > 2
+    assert torch.equal(episodes.mask, torch.arange(lengths.max()) < lengths[..., None])
+    length, taken = episodes.obs.double().unbind(dim=-1)
+    assert torch.equal(episodes.rewards[episodes.mask], length + (taken + 1) / 10)
+    assert (episodes.rewards[~episodes.mask] == 0).all()
+    columns = (length, taken, episodes.actions)
+    for length, taken, action in zip(*(x.split(lengths.flatten().tolist()) for x in columns)):
+        assert taken.tolist() == list(range(len(taken))) and len(length.unique()) == 1
+        assert (action[:-1] == 0).all() and (action[-1] == 1 or len(taken) == length[0])
+    assert (episodes.truncated == (ends == ["truncated"])).all()
+    assert episodes.truncated.shape == lengths.shape
+
+
+def test_groups_are_played_until_they_fill_a_minibatch():
+    _, _, episodes = collect(**env("Stamp"), minibatch_size=20)
+    assert episodes.mask.shape == (8, 3, 1) and episodes.mask.all()
+    assert len(starts(episodes)[:, 0].unique()) == 2
+
+
+def test_rows_of_shape_1_d_are_observations_of_shape_d(cli):
+    """Or log-probabilities would be broadcast to [S, S]. Nor do odd flags or close() matter."""
+    args, policy, episodes = collect(**env("Odd"))
+    num_steps = int(episodes.mask.sum())
+    assert episodes.obs.shape == (num_steps, 2) and num_steps == 30
+    advantages = torch.zeros(episodes.mask.shape)
+    batch = grpo.make_batch(episodes, advantages, policy, policy, args)
+    shapes = {name: x.shape for name, x in batch.items()}
+    assert shapes == dict.fromkeys(batch, (30,)) | {"obs": (30, 2), "actions": (30, 1)}
+    status, out, _ = cli("grpo_rtg", **TINY["grpo_rtg"] | env("Odd"))
+    assert status == 0 and "return 17.90 ± 0.00" in out  # 5.1 + 1 + 5.3 + 1 + 5.5
+    assert (only_run() / "model.pt").exists()
+
+
+@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete", "MultiBinary", "Box"])
+def test_actions_of_any_kind_are_learned(kind):
+    """Each lies in the space, which asserts that; 10 is the best return, at first 2 to 5."""
+    options = {"learning_rate": 1e-2, "group_size": 16, "update_epochs": 8}
+    run = train("grpo_rtg", **options, **env("Answer", kind=kind), total_timesteps=5000)
+    assert run.best_return > 9
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_box_actions_are_scaled_and_never_leave_the_space(dtype):
+    space = spaces.Box(0.1, 5, (1,), dtype)
+    outputs = np.float32([-1, 0, 1, *np.random.default_rng(0).normal(size=500)])
+    given = grpo.to_env(outputs[:, None], space)
+    assert all(space.contains(action) for action in given)
+    low, middle, high = np.concatenate(given[:3])
+    assert low == space.low and high == space.high and middle == pytest.approx(2.55, rel=1e-3)
+    assert (np.concatenate(given) == space.high).sum() > 50  # clipped
+
+
+def test_box_actions_without_bounds_are_taken_as_they_are():
+    biggest = np.finfo(np.float32).max
+    for bound in (biggest, np.inf):
+        [action] = grpo.to_env(np.float32([[7.5]]), spaces.Box(-bound, bound, (1,)))
+        assert action == 7.5
+    half = spaces.Box(np.float32([-2, -2]), np.float32([2, np.inf]))
+    assert np.array_equal(grpo.to_env(np.float32([[0.5, 7], [0.5, -3]]), half), [[1, 7], [1, -2]])
+
+
+def test_observations_keep_float64_until_they_are_normalized():
+    """A float32 cannot tell 1.7e9 from one second later."""
+    options = {"norm_obs": True, "learning_rate": 1e-2, "eval_episodes": 50}
+    assert train("grpo_rtg", **env("Stamp"), **options, total_timesteps=3000).best_return == 1
+
+
+def test_images_stay_bytes(monkeypatch):
+    """In what a rollout keeps and in a batch."""
+    monkeypatch.setattr(Countdown, "observation_space", spaces.Box(0, 255, (6, 6, 3), np.uint8))
+    monkeypatch.setattr(Countdown, "observe", lambda env: np.full((6, 6, 3), 250, np.uint8))
+    args, policy, episodes = collect(**env("Countdown"))
+    batch = grpo.make_batch(episodes, torch.zeros(episodes.mask.shape), policy, policy, args)
+    for obs in episodes.obs, batch["obs"]:
+        assert obs.dtype == torch.uint8 and obs.shape[-1] == 108 and (obs == 250).all()
+
+
+def test_observations_are_flattened():
+    env_ = grpo.make_env(grpo.Args(**env("Answer", kind="Box")))
+    assert env_.reset(seed=0)[0].tolist() == [0.5] * 4 + [0, 1] + [0, 0, 1]
+    for env_id, size in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("CartPole-v1", 4)):
+        assert grpo.make_env(grpo.Args(env_id=env_id)).observation_space.shape == (size,)
+    limited = '{"max_episode_steps": 7}'
+    for kwargs, steps in (("{}", 1000), (limited, 7)):  # Blackjack has no limit of its own
+        blackjack = grpo.make_env(grpo.Args(env_id="Blackjack-v1", env_kwargs=kwargs))
+        assert blackjack.spec.max_episode_steps == steps
+
+
+FAULTS = {
+    "observation": r"An observation is NaN or infinite, in an episode of seeds \[\d+, ",
+    "reset": r"An observation is NaN or infinite, in an episode of seeds \[\d+, ",
+    "reward nan": r"A reward is nan, in the episode of seed \d+\.",
+    "reward none": r"A reward is None, in the episode of seed \d+\.",
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+@both_kinds
+def test_what_is_not_finite_is_named_with_its_seeds(refused, script, what):
+    refused(FAULTS[what], script, **TINY[script] | env("Faulty", what=what))
+
+
+def test_an_exception_of_an_environment_keeps_its_traceback(cli):
+    with pytest.raises(KeyError, match="no such kind"):
+        cli("grpo_rtg", **env("Answer", kind="no such kind"))
+
+
+# --- Training
+
+
+@both_kinds
+def test_the_same_seed_gives_the_same_weights(script):
+    """Whatever an environment draws from Python's and NumPy's generators."""
+    runs = []
+    for seed in (1, 1, 2):
+        random.seed(len(runs))
+        np.random.seed(len(runs))
+        runs.append(weights(train(script, **env("Dice"), seed=seed)))
+    assert equal(runs[0], runs[1]) and not equal(runs[0], runs[2])
+
+
+@both_kinds
+def test_no_two_start_states_of_a_run_are_alike_but_those_of_a_group(script, monkeypatch):
+    """Nor do two runs have one in common, nor an evaluation and its training."""
+    seeds, reset = [], Countdown.reset
+    monkeypatch.setattr(
+        Countdown, "reset", lambda *x, seed, **y: seeds.append(seed) or reset(*x, seed=seed)
+    )
+    for seed in (3, 4):
+        train(script, **env("Countdown"), seed=seed, eval_episodes=5)
+    evaluated = list(range(10**9, 10**9 + 5))
+    assert [seed for seed in seeds if seed in evaluated] == 2 * evaluated
+    trained = [seed for seed in seeds if seed not in evaluated]
+    assert min(trained) >= 0 and max(trained) < 2**31
+    if script == "grpo_rtg":
+        assert trained[::4] == trained[1::4] == trained[2::4] == trained[3::4]
+        trained = trained[::4]
+    assert len(set(trained)) == len(trained) > 20
+
+
+@pytest.mark.parametrize("interval", [0, 1, 2])
+def test_the_reference_is_renewed_before_sampling(interval, monkeypatch):
+    """Every so many iterations it is the policy that samples (0: it stays the first one)."""
+    policies, references, make_batch = [], [], grpo.make_batch
+
+    def watched(episodes, advantages, policy, reference, args):
+        for network, seen in ((policy, policies), (reference, references)):
+            seen.append([x.clone() for x in network.state_dict().values()])
+        return make_batch(episodes, advantages, policy, reference, args)
+
+    monkeypatch.setattr(grpo, "make_batch", watched)
+    train("grpo_rtg", ref_update_interval=interval)
+    assert len(policies) >= 5 and not equal(policies[0], policies[1])
+    renewed = [i - i % interval if interval else 0 for i in range(len(policies))]
+    assert equal(references, [policies[i] for i in renewed])
+
+
+def small_update(num_steps: int, **options):
+    """What is needed for an update on random steps."""
+    torch.manual_seed(0)
+    args = grpo.Args(update_epochs=3, minibatch_size=32, **options)
+    policy = grpo.Policy(spaces.Box(-1, 1, (4,)), spaces.Discrete(3), args)
+    obs, actions = torch.randn(num_steps, 4), torch.randint(3, (num_steps, 1))
+    log_probs = policy(obs).log_prob(actions).detach()
+    batch = {"obs": obs, "actions": actions, "advantages": torch.randn(num_steps)}
+    batch |= dict.fromkeys(["old_log_probs", "ref_log_probs"], log_probs)
+    batch["weights"] = torch.arange(num_steps) / num_steps
+    return policy, torch.optim.SGD(policy.parameters(), 0.1), batch, args
+
+
+def test_every_pass_takes_each_step_once(monkeypatch):
+    seen, loss = [], grpo.grpo_loss
+    monkeypatch.setattr(grpo, "grpo_loss", lambda *x: seen.append(x[1]["weights"]) or loss(*x))
+    grpo.update(*small_update(100, target_kl=0))
+    assert {len(x) for x in seen} == {33, 34}  # no remainder that is small
+    passes = 100 * torch.cat(seen).view(3, 100)
+    assert torch.equal(passes.sort().values.round(), torch.arange(100.0).expand(3, 100))
+    assert (passes[0] != passes[1]).any() and (passes[0] != passes[1].sort().values).any()
+
+
+def test_target_kl_ends_an_update_before_the_step_that_would_go_on(monkeypatch):
+    for target_kl, expected in ((0, 9), (1e-9, 1)):
+        policy, optimizer, batch, args = small_update(100, target_kl=target_kl)
+        taken, step = [], optimizer.step
+        monkeypatch.setattr(optimizer, "step", lambda: taken.append(step()))  # noqa: B023
+        grpo.update(policy, optimizer, batch, args)
+        assert len(taken) == expected
+
+
+@both_kinds
+def test_statistics_of_observations_wait_for_the_update(script, monkeypatch):
+    """Or the policy that learns would not be the one that sampled, and its first ratio not 1."""
+    module, seen = importlib.import_module(script), []
+    update = module.update
+
+    def watched(policy, optimizer, batch, args):
+        ratio = policy(batch["obs"]).log_prob(batch["actions"]) - batch["old_log_probs"]
+        seen.append((ratio.abs().max().item(), int(policy.obs_count)))
+        return update(policy, optimizer, batch, args)
+
+    monkeypatch.setattr(module, "update", watched)
+    run = train(script, norm_obs=True)
+    assert len(seen) > 3 and all(difference < 1e-6 for difference, _ in seen)
+    assert [count for _, count in seen] == [0, *curves(run.dir)["losses/entropy"]][:-1]
+
+
+def test_the_best_policy_is_kept_and_evaluations_come_by_iterations(monkeypatch):
+    returns, known = iter([1, 5, 3, *[2] * 9]), []
+
+    def watched(policy, envs, args):
+        known.append([x.clone() for x in policy.state_dict().values()])
+        return np.array([next(returns)])
+
+    monkeypatch.setattr(grpo, "evaluate", watched)
+    run = train("grpo_rtg", eval_interval=2)
+    steps = list(curves(run.dir)["losses/entropy"])
+    evaluated = curves(run.dir)["eval/episodic_return"]
+    assert len(steps) >= 5 and list(evaluated) == sorted({*steps[1::2], steps[-1]})
+    assert equal([*torch.load(run.dir / "best.pt")["policy"].values()], known[1])
+    assert equal([*torch.load(run.dir / "model.pt")["policy"].values()], known[-1])
+    assert run.best_return == 5
+
+
+def test_the_learning_rate_falls_linearly_to_0():
+    rates = curves(train("grpo_rtg", learning_rate=0.02).dir)["charts/learning_rate"]
+    expected = [0.02 * (1 - step / 400) for step in [0, *rates][:-1]]
+    assert len(rates) > 3 and list(rates.values()) == pytest.approx(expected)
+
+
+def test_a_tracked_run_hands_over_its_options(monkeypatch):
+    calls = []
+    wandb = SimpleNamespace(init=lambda **options: calls.append(options))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run = train("grpo_rtg", track=True)
+    train("grpo_rtg", track=True, total_timesteps=500, resume=str(run.dir / "checkpoint.pt"))
+    assert [call["id"] for call in calls] == [call["name"] for call in calls] == [run.dir.name] * 2
+    assert calls[0]["config"] == asdict(run.args) and calls[1]["config"]["total_timesteps"] == 500
+    assert all(call["sync_tensorboard"] and call["resume"] == "allow" for call in calls)
+
+
+def test_each_evaluation_leaves_a_video():
+    run = train("grpo_rtg", capture_video=True, eval_interval=4)
+    evaluations = len(curves(run.dir)["eval/episodic_return"])
+    assert len(list((run.dir / "videos").glob("*.mp4"))) == evaluations > 1
+
+
+LEARNED = [
+    ("grpo_rtg", "CartPole-v1", 30_000, 250),
+    pytest.param("grpo_outcome", "CartPole-v1", 200_000, 450, marks=slow),
+    pytest.param("grpo_process", "Acrobot-v1", 500_000, -120, marks=slow),
+    pytest.param("ppo", "CartPole-v1", 100_000, 450, marks=slow),
+]
+
+
+@pytest.mark.parametrize(("script", "env_id", "steps", "threshold"), LEARNED)
+def test_scripts_learn_with_their_defaults(script, env_id, steps, threshold):
+    """With a seed that neither the tuning nor a table has."""
+    module = importlib.import_module(script)
+    args = module.Args(env_id=env_id, total_timesteps=steps, seed=201, eval_episodes=20)
+    assert module.train(args).best_return >= threshold
+
+
+# --- Checkpoints
+
+# π_ref is a policy of its own, so that a checkpoint without it would show
+RUN = TINY["grpo_rtg"] | env("Dice") | {"kl_coef": 0.05, "ref_update_interval": 5}
+RUN |= {"norm_obs": True, "checkpoint_interval": 0.0}
+
+
+@pytest.mark.parametrize("interval", [3, 0])
+def test_a_killed_run_resumes_to_the_bit(interval):
+    """SIGKILL in an evaluation: the one of the third iteration, or that after training."""
+    whole = train("grpo_rtg", **RUN, eval_interval=interval)
+    shutil.move("runs", "whole")
+    Path("die").touch()
+    process = child.start(child.main, "grpo_rtg", {}, **RUN, eval_interval=interval)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and not (only_run() / "best.pt").exists()
+    checkpoint = str(only_run() / "checkpoint.pt")
+    assert torch.load(checkpoint)["progress"]["iteration"] == (2 if interval else whole.iteration)
+    run = train("grpo_rtg", **RUN, eval_interval=interval, resume=checkpoint)
+    names = ["policy", "reference", "optimizer"]
+    assert all(equal(run.parts[x].state_dict(), whole.parts[x].state_dict()) for x in names)
+    points, expected = curves(run.dir), curves("whole" / whole.dir.relative_to("runs"))
+    del points["charts/SPS"], expected["charts/SPS"]
+    assert points == expected
+    assert equal(torch.load(run.dir / "model.pt")["policy"], run.parts["policy"].state_dict())
+    assert not list(run.dir.glob("*.part"))
+
+
+def test_a_finished_run_is_given_more_steps_but_not_less(refused):
+    run = train("grpo_rtg", **RUN, anneal_lr=False)
+    resume = {"resume": str(run.dir / "checkpoint.pt")}
+    before = {path: path.read_bytes() for path in run.dir.iterdir()}
+    sentence = f"checkpoint.pt has {run.step} steps already"
+    refused(sentence, "grpo_rtg", **resume, total_timesteps=300)
+    refused("Cannot use .*size mismatch", "grpo_rtg", **resume, hidden_size=32)
+    assert {path: path.read_bytes() for path in run.dir.iterdir()} == before
+    longer = {"total_timesteps": 800, "anneal_lr": False}
+    resumed = train("grpo_rtg", **RUN | resume | longer)
+    assert resumed.dir == run.dir
+    assert equal(weights(resumed), weights(train("grpo_rtg", **RUN | longer)))
+
+
+def test_checkpoints_come_by_time(monkeypatch):
+    written, save = [], grpo.Run.save
+    monkeypatch.setattr(grpo.Run, "save", lambda run, name: written.append(name) or save(run, name))
+    for interval in (0.0, 1000.0):
+        written.clear()
+        run = train("grpo_rtg", checkpoint_interval=interval)
+        expected = run.iteration if interval == 0 else 1
+        assert written == ["checkpoint.pt"] * expected + ["model.pt", "best.pt", "checkpoint.pt"]
+
+
+# --- torchrun
+
+
+def one_of_two(module, **options) -> None:
+    """A process's part of a run: what it saw goes to a file of its rank."""
+    seen = {"obs": [], "sizes": [], "averages": []}
+    update, loss, average = module.update, module.grpo_loss, module.average_over_processes
+
+    def watched_update(policy, optimizer, batch, args):
+        seen["obs"].append(batch["obs"])
+        return update(policy, optimizer, batch, args)
+
+    def watched_loss(policy, batch, *coefs):
+        seen["sizes"].append(len(batch["obs"]))
+        return loss(policy, batch, *coefs)
+
+    def watched_average(tensors):
+        own = [x.clone() for x in tensors]
+        average(tensors)
+        seen["averages"].append((own, [x.clone() for x in tensors]))
+
+    module.update, module.grpo_loss = watched_update, watched_loss
+    module.average_over_processes = watched_average
+    run = module.train(module.Args(**options))
+    seen |= {"policy": weights(run), "step": run.step, "writer": "writer" in vars(run)}
+    torch.save(seen, f"{module.RANK}.pt")
+
+
+@pytest.mark.parametrize("minibatch_size", [2, 32])
+def test_two_processes_average_their_gradients_and_stay_alike(minibatch_size):
+    options = TINY["grpo_rtg"] | env("Countdown", choose=True)
+    options |= {"minibatch_size": minibatch_size, "norm_obs": True, "total_timesteps": 200}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environs = [both | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    processes = [child.start(one_of_two, "grpo_rtg", x, **options) for x in environs]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    one, other = torch.load("0.pt"), torch.load("1.pt")
+    assert equal(one["policy"], other["policy"])
+    assert not torch.equal(one["obs"][0], other["obs"][0])  # each plays episodes of its own
+    for (own, given), (others, same) in zip(one["averages"], other["averages"]):
+        assert equal(given, same)
+        for x, y, mean in zip(own, others, given):
+            torch.testing.assert_close(mean, (x + y) / 2)
+    assert len(one["sizes"]) == len(other["sizes"])
+    assert min(one["sizes"] + other["sizes"]) >= 1
+    obs = torch.cat(one["obs"] + other["obs"]).double()
+    assert one["step"] == other["step"] == len(obs)
+    torch.testing.assert_close(one["policy"]["obs_mean"], obs.mean(dim=0))
+    torch.testing.assert_close(one["policy"]["obs_var"], obs.var(dim=0, correction=0))
+    assert one["writer"] and not other["writer"]
+    run_dir = only_run()
+    assert {path.suffix for path in run_dir.iterdir() if "tfevents" not in path.name} == {".pt"}
+    assert max(curves(run_dir)["losses/entropy"]) == one["step"]
