@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -120,11 +119,13 @@ def test_a_strangers_file_runs_no_code(refused):
     assert not Path("attacked").exists()
 
 
-def test_an_environment_of_the_current_folder_is_found(cli, monkeypatch):
-    monkeypatch.delitem(sys.modules, "tests.envs")
-    shutil.copy(ROOT / "tests/envs.py", "mine.py")
-    options = TINY["grpo_rtg"] | {"env_id": "mine:Countdown-v0", "env_kwargs": '{"choose": true}'}
-    assert cli("grpo_rtg", **options)[0] == 0
+MINE = """import gymnasium
+gymnasium.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv")"""
+
+
+def test_an_environment_of_the_current_folder_is_found(cli):
+    Path("mine.py").write_text(MINE)
+    assert cli("grpo_rtg", **TINY["grpo_rtg"] | {"env_id": "mine:Mine-v0"})[0] == 0
     assert cli("grpo_rtg", evaluate=only_run() / "model.pt")[0] == 0
 
 

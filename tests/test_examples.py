@@ -111,7 +111,7 @@ def test_bins_against_a_loop():
     """Algorithm 2 of the paper with dictionaries, and R - b as the advantage."""
     torch.manual_seed(0)
     state = torch.randn(33, 2).round()  # some of ten, many times
-    obs = state + 1e-3 * torch.rand(state.shape)
+    obs = 1e3 * state + torch.rand(state.shape)
     episodes = make_episodes([[5, 9, 1], [7, 2, 9]], [[True] * 3] * 2, obs)
     advantages = gpg.advantages_of(episodes, gpg.Args(gamma=0.9, bin_width=0.1, norm_std=False))
     returns = [to_go(r, 0.9) for r in in_episodes(episodes, episodes.rewards[episodes.mask])]

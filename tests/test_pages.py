@@ -3,7 +3,6 @@ and docs/benchmark writes what the scripts did.
 """
 
 import importlib
-import json
 import re
 import shlex
 import subprocess
@@ -56,14 +55,9 @@ def test_every_name_on_a_page_exists(page):
 
 @each_page
 def test_every_flag_on_a_page_exists(page):
-    examples = [DOCS / "examples" / f"{name}.py" for name in ("regression", "critic", "gpg")]
-    fields = "".join(
-        re.findall(r"^    \w+(?=: .* = )", path.read_text(), re.M)[0] for path in examples
-    ).split()
-    options = {name for module in MODULES.values() for name in vars(module.Args())} | set(fields)
-    known = {f"--{no}{name.replace('_', '-')}" for name in options for no in ("", "no-")}
-    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
-    assert found <= known | set(OTHER_FLAGS.split())
+    names = {name.replace("_", "-") for module in MODULES.values() for name in vars(module.Args())}
+    known = {f"--{no}{name}" for name in names for no in ("", "no-")} | set(OTHER_FLAGS.split())
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text())) <= known
 
 
 def anchors(path) -> set[str]:
@@ -104,19 +98,14 @@ INLINE_FORMULA = r"""(?<![^\s(|])\$(?!\s)
 def test_formulas_reach_github_as_written(page):
     assert len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) % 2 == 0
     for line in re.sub(r"`[^`]+`", "code", prose(page)).splitlines():
-        if not line.startswith("    "):
-            assert "$" not in re.sub(INLINE_FORMULA, "", line, flags=re.VERBOSE), line
+        formula = re.sub(INLINE_FORMULA, "", line, flags=re.VERBOSE)
+        assert "$" not in formula or line.startswith("    "), line
 
 
 def test_the_pages_are_short_and_in_the_index():
     assert sum(len(page.read_text().split()) for page in PAGES) < 8500
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text()))
     assert linked == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
-
-
-def test_the_cpu_build_in_the_readme_is_of_the_required_torch():
-    required = re.findall(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
-    assert required == re.findall(r"torch==\S+", (ROOT / "README.md").read_text())
 
 
 CODE = [
@@ -199,16 +188,6 @@ def test_the_tables_are_current():
     subprocess.run([sys.executable, DOCS / "benchmark" / "report.py", "--check"], check=True)
 
 
-@pytest.mark.slow
-def test_the_pictures_can_be_drawn(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    draw = importlib.import_module("draw")
-    monkeypatch.setattr(draw, "FIGURES", tmp_path)
-    draw.draw_flow()
-    draw.draw_variants(draw.group(draw.grpo_rtg.Args(num_groups=1, group_size=8), 0))
-    assert {path.stem for path in tmp_path.glob("*.svg")} == {"flow", "variants"}
-
-
 FLAGS = "--num-groups 1 --group-size 4 --update-epochs 2 --learning-rate 1e-9"
 COMMAND = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} --seed 7"
 
@@ -230,31 +209,26 @@ def test_a_row_is_what_the_script_gives(tmp_path):
 
 
 OLD_RUN = """
-from dataclasses import dataclass
-@dataclass
-class Job:
-    env: str; variant: str; seed: int; command: str
+class Job(dict):
+    pass
 def execute(job):
-    return {"steps": 2400, "greedy": "8", "sampled": "7", "train_return": "9.5", "curve": "1 2"}
+    return {"steps": 8, "greedy": "8", "sampled": "7", "train_return": "9.5", "curve": "1 2"}
 """
 
 
-def test_a_replay_runs_the_commit_that_a_row_names(monkeypatch, tmp_path, capsys):
+def test_a_replay_runs_the_commit_that_a_row_names(monkeypatch, tmp_path):
     """A commit's own run.py says what came out; the tree beside it says something else."""
     run = importlib.import_module("run")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    run.git("init", "-q")
     path = tmp_path / "docs" / "benchmark" / "run.py"
     path.parent.mkdir(parents=True)
     path.write_text(OLD_RUN)
+    run.git("init", "-q")
     run.git("add", "-A")
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    run.git(*identity, "commit", "-qm", "a")
+    run.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
     commit = run.git("rev-parse", "--short", "HEAD")
     path.write_text("raise SystemExit('not this one')")
-    row = {"env": "e", "variant": "v", "seed": "1", "command": "c", "commit": commit}
-    row |= json.loads('{"steps": "2400", "greedy": "8", "sampled": "7", "train_return": "9.5"}')
-    row |= {"curve": "1 2", "versions": run.versions()}
-    assert run.replay([row, row | {"commit": f"{commit}+"}, row | {"versions": "torch 1"}], 1)
-    assert "1 of 3 rows end as in the CSV." in capsys.readouterr().out
-    assert not run.replay([row | {"greedy": "9"}], 1)
+    row = dict.fromkeys(("env", "variant", "seed", "command"), "") | {"versions": run.versions()}
+    row |= {"steps": "8", "greedy": "8", "sampled": "7", "train_return": "9.5", "curve": "1 2"}
+    assert run.replay([row | {"commit": commit}], 1)
+    assert not run.replay([row | {"commit": commit, "greedy": "9"}], 1)
