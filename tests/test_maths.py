@@ -301,20 +301,6 @@ def test_kl_and_its_gradient_are_exact():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_before_the_first_step_clipping_is_idle(kind):
-    """ρ = 1: the gradient is the policy gradient, whatever ε."""
-    table, episodes = random_steps(0)
-    policy = Table(table)
-    batch = make_batch(episodes, kind)
-    log_probs = policy(batch["obs"]).log_prob(batch["actions"])
-    expected = -(batch["weights"] * batch["advantages"] * log_probs).mean()
-    batch["old_log_probs"] = log_probs.detach()
-    loss, metrics = loss_of(kind, policy, batch, clip=1e-3, kl=0, ent=0, vf=0)
-    np.testing.assert_allclose(gradient(policy, loss), gradient(policy, expected))
-    assert metrics["losses/clipfrac"] == metrics["losses/approx_kl"] == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_far_away_policies_give_finite_losses_and_gradients(kind):
     """exp(1000) overflows: log-ratios are bounded before it, both to π_old and to π_ref."""
     table, episodes = random_steps(0)

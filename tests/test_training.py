@@ -222,38 +222,6 @@ def test_the_reference_is_renewed_before_sampling(interval, monkeypatch):
     assert equal(references, [policies[i] for i in renewed])
 
 
-def small_update(num_steps: int, **options):
-    """What is needed for an update on random steps."""
-    torch.manual_seed(0)
-    args = grpo.Args(update_epochs=3, minibatch_size=32, **options)
-    policy = grpo.Policy(spaces.Box(-1, 1, (4,)), spaces.Discrete(3), args)
-    obs, actions = torch.randn(num_steps, 4), torch.randint(3, (num_steps, 1))
-    log_probs = policy(obs).log_prob(actions).detach()
-    batch = {"obs": obs, "actions": actions, "advantages": torch.randn(num_steps)}
-    batch |= dict.fromkeys(["old_log_probs", "ref_log_probs"], log_probs)
-    batch["weights"] = torch.arange(num_steps) / num_steps
-    return policy, torch.optim.SGD(policy.parameters(), 0.1), batch, args
-
-
-def test_every_pass_takes_each_step_once(monkeypatch):
-    seen, loss = [], grpo.grpo_loss
-    monkeypatch.setattr(grpo, "grpo_loss", lambda *x: seen.append(x[1]["weights"]) or loss(*x))
-    grpo.update(*small_update(100, target_kl=0))
-    assert {len(x) for x in seen} == {33, 34}  # no remainder that is small
-    passes = 100 * torch.cat(seen).view(3, 100)
-    assert torch.equal(passes.sort().values.round(), torch.arange(100.0).expand(3, 100))
-    assert (passes[0] != passes[1]).any() and (passes[0] != passes[1].sort().values).any()
-
-
-def test_target_kl_ends_an_update_before_the_step_that_would_go_on(monkeypatch):
-    for target_kl, expected in ((0, 9), (1e-9, 1)):
-        policy, optimizer, batch, args = small_update(100, target_kl=target_kl)
-        taken, step = [], optimizer.step
-        monkeypatch.setattr(optimizer, "step", lambda: taken.append(step()))  # noqa: B023
-        grpo.update(policy, optimizer, batch, args)
-        assert len(taken) == expected
-
-
 @both_kinds
 def test_statistics_of_observations_wait_for_the_update(script, monkeypatch):
     """Or the policy that learns would not be the one that sampled, and its first ratio not 1."""
