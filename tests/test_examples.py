@@ -44,7 +44,7 @@ def to_go(x, gamma):
 
 
 def mean_squares(advantages, episodes):
-    return (advantages.square().sum(dim=(1, 2)) / episodes.mask.sum(dim=(1, 2))).tolist()
+    return (advantages.square().sum(dim=(1, 2)) / (episodes.mask.sum(dim=(1, 2)) - 1)).tolist()
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])

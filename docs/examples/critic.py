@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import tyro
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from ppo import ActorCritic
 class Args(grpo_rtg.Args):
     """GRPO with PPO's critic."""
 
+    baseline: tyro.conf.Suppress[str] = "critic"  # no choice here
     gae_lambda: float = 0.98  # λ of GAE
 
 
@@ -70,7 +72,7 @@ class Critic:
         advantages = gae(episodes, values, args.gamma, args.gae_lambda)
         targets = (advantages + values[..., :-1])[episodes.mask].float()  # [S]
         self.fit(episodes.obs, targets, args)
-        return divide_by_std(advantages, episodes.mask) if args.norm_std else advantages
+        return divide_by_std(advantages, episodes) if args.norm_std else advantages
 
     def fit(self, obs: Tensor, targets: Tensor, args: Args) -> None:
         """Passes over the steps obs [S, D] and targets [S]."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import tyro
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,6 +29,7 @@ from grpo_rtg import Episodes, UserError, discounted_sums
 class Args(grpo_rtg.Args):
     """GRPO with the mean of a bin of states."""
 
+    baseline: tyro.conf.Suppress[str] = "bins"  # no choice here
     bin_width: float = 1.0  # ε of f(s) = ε Round(s/ε), in standard deviations of the observations
 
 
@@ -44,7 +46,7 @@ def advantages_of(episodes: Episodes, args: Args) -> Tensor:
     returns = discounted_sums(episodes.rewards, args.gamma)
     differences = returns[mask] - bin_means(returns[mask], bins, episode)
     advantages = torch.zeros_like(returns).masked_scatter(mask, differences)
-    return divide_by_std(advantages, mask) if args.norm_std else advantages
+    return divide_by_std(advantages, episodes) if args.norm_std else advantages
 
 
 def bin_means(returns: Tensor, bins: Tensor, episode: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ b(s, t) is a ridge regression of an iteration's returns-to-go on random cosines 
     Â_{i,t} = Σ_{j≥t} (γλ)^(j-t) (r_{i,j} + γ b_{i,j+1} - b_{i,j}) / std
 
 After its end an episode has b = 0; where a time limit cut it, it has its last b. The fit sees the
-steps it judges. b is a value estimate: strictly, this is no longer GRPO. All else is grpo_rtg.py's.
+steps it judges; under torchrun each process has its own. b is a value estimate: strictly, this is
+no longer GRPO. All else is grpo_rtg.py's.
 """
 
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import tyro
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -32,6 +34,7 @@ RIDGE = 1e-3  # penalty on the weights, per step
 class Args(grpo_rtg.Args):
     """GRPO with a linear critic."""
 
+    baseline: tyro.conf.Suppress[str] = "regression"  # no choice here
     gae_lambda: float = 0.98  # λ of GAE
 
 
@@ -59,7 +62,7 @@ class Regression:
         self.weights = torch.linalg.solve(gram, features.T @ returns / len(features))
         values = values_of(features @ self.weights, episodes)
         advantages = gae(episodes, values, args.gamma, args.gae_lambda)
-        return divide_by_std(advantages, episodes.mask) if args.norm_std else advantages
+        return divide_by_std(advantages, episodes) if args.norm_std else advantages
 
 
 def cosines(episodes: Episodes) -> Tensor:
@@ -90,11 +93,13 @@ def gae(episodes: Episodes, values: Tensor, gamma: float, gae_lambda: float) -> 
     return discounted_sums(deltas.where(episodes.mask, 0), gamma * gae_lambda)
 
 
-def divide_by_std(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Advantages over their root mean square in the group, as grpo_rtg.py's; both [K, G, T]."""
-    num_steps = mask.sum(dim=(1, 2), keepdim=True)
-    std = (advantages.square().sum(dim=(1, 2), keepdim=True) / num_steps).sqrt()
-    return advantages / std.clamp(min=1e-8)
+def divide_by_std(advantages: Tensor, episodes: Episodes) -> Tensor:
+    """Advantages [K, G, T] over their spread in the group; 0 where that is rounding, as there."""
+    num_steps = episodes.mask.sum(dim=(1, 2), keepdim=True)
+    variance = advantages.square().sum(dim=(1, 2), keepdim=True) / (num_steps - 1).clamp(min=1)
+    std = variance.sqrt()
+    largest = discounted_sums(episodes.rewards, 1.0).abs().amax(dim=(1, 2), keepdim=True)
+    return (advantages / std).where(std > 1e-7 * largest, 0)
 
 
 if __name__ == "__main__":
