@@ -54,8 +54,8 @@ def group(args: grpo_rtg.Args, seed: int, model: Path | None = None) -> grpo_rtg
 
 
 def landings() -> grpo_rtg.Episodes:
-    """A group of LunarLander, played by a policy that has learned for 300,000 steps."""
-    args = grpo_rtg.Args(env_id="LunarLander-v3", total_timesteps=300_000, eval_episodes=1)
+    """A group of LunarLander, played by a policy that has learned for 600,000 steps."""
+    args = grpo_rtg.Args(env_id="LunarLander-v3", total_timesteps=600_000, eval_episodes=1)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         run = grpo_rtg.train(args)
         args.num_groups = 1
