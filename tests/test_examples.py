@@ -191,11 +191,10 @@ def test_the_wrapper_pays_once_at_the_end():
 
 
 @pytest.mark.slow
-def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys, monkeypatch):
-    """The example itself, with two fifths of its steps: every script gains on unseen prompts."""
+def test_grpo_raises_the_accuracy_of_a_pretrained_policy(capsys):
+    """The example itself: every script gains on unseen prompts."""
     held_out, train = ({tuple(p) for p in x} for x in arithmetic.SPLITS.values())
     assert len(held_out) > 80 and len(held_out | train) == 400 and not held_out & train
-    monkeypatch.setattr(arithmetic, "STEPS", 40_000)
     arithmetic.main()
     shares = dict(re.findall(r"^(\w+).*?(\d+)%", capsys.readouterr().out, re.M))
     assert list(shares) == ["pretrained", "grpo_outcome", "grpo_process", "grpo_rtg"]
