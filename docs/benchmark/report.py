@@ -69,7 +69,7 @@ def defaults_table() -> str:
 
 
 def tuning_table() -> str:
-    """A row for each script and candidate: greedy returns, and in training, on tuning seeds."""
+    """A row for each script and candidate: mean returns greedily and in training, and seeds."""
     found = load("tuning")
     lines = []
     for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
@@ -78,7 +78,8 @@ def tuning_table() -> str:
             for entries in found.values():
                 rows = entries.get(f"{script} {name}")
                 means = [values(rows, x).mean() for x in ("greedy", "train_return")] if rows else []
-                cells.append(" / ".join(f"{mean:.0f}" for mean in means) or "–")
+                seeds = f" ({len(rows)})" if rows else "–"
+                cells.append(" / ".join(f"{mean:.0f}" for mean in means) + seeds)
             if set(cells) != {"–"}:
                 lines.append([f"`{script}`", name, *cells])
     steps = studies.DEFAULT_STEPS
