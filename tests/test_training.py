@@ -87,8 +87,7 @@ def test_groups_are_played_until_they_fill_a_minibatch():
 def test_rows_of_shape_1_d_are_observations_of_shape_d(cli):
     """Or log-probabilities would be broadcast to [S, S]. Nor do odd flags or close() matter."""
     args, policy, episodes = collect(**env("Odd"))
-    num_steps = int(episodes.mask.sum())
-    assert episodes.obs.shape == (num_steps, 2) and num_steps == 30
+    assert episodes.obs.shape == (episodes.mask.sum(), 2) == (30, 2)
     advantages = torch.zeros(episodes.mask.shape)
     batch = grpo.make_batch(episodes, advantages, policy, policy, args)
     shapes = {name: x.shape for name, x in batch.items()}
@@ -345,6 +344,11 @@ def test_checkpoints_come_by_time(monkeypatch):
         run = train("grpo_rtg", checkpoint_interval=interval)
         expected = run.iteration if interval == 0 else 1
         assert written == ["checkpoint.pt"] * expected + ["model.pt", "best.pt", "checkpoint.pt"]
+    before = (run.dir / "checkpoint.pt").read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *paths: None)  # as if killed just before
+    run.step += 1
+    run.save("checkpoint.pt")
+    assert (run.dir / "checkpoint.pt").read_bytes() == before
 
 
 # --- torchrun
@@ -353,7 +357,8 @@ def test_checkpoints_come_by_time(monkeypatch):
 def one_of_two(module, **options) -> None:
     """A process's part of a run: what it saw goes to a file of its rank."""
     seen = {"obs": [], "sizes": [], "averages": []}
-    update, loss, average = module.update, module.grpo_loss, module.average_over_processes
+    loss_name = "ppo_loss" if module.__name__ == "ppo" else "grpo_loss"
+    update, average, loss = module.update, module.average_over_processes, getattr(module, loss_name)
 
     def watched_update(policy, optimizer, batch, args):
         seen["obs"].append(batch["obs"])
@@ -368,29 +373,29 @@ def one_of_two(module, **options) -> None:
         average(tensors)
         seen["averages"].append((own, [x.clone() for x in tensors]))
 
-    module.update, module.grpo_loss = watched_update, watched_loss
-    module.average_over_processes = watched_average
+    module.update, module.average_over_processes = watched_update, watched_average
+    setattr(module, loss_name, watched_loss)
     run = module.train(module.Args(**options))
     seen |= {"policy": weights(run), "step": run.step, "writer": "writer" in vars(run)}
     torch.save(seen, f"{module.RANK}.pt")
 
 
-@pytest.mark.parametrize("minibatch_size", [2, 32])
-def test_two_processes_average_their_gradients_and_stay_alike(minibatch_size):
-    options = TINY["grpo_rtg"] | env("Countdown", choose=True)
+@pytest.mark.parametrize(("script", "minibatch_size"), [("grpo_rtg", 2), ("ppo", 32)])
+def test_two_processes_average_their_gradients_and_stay_alike(script, minibatch_size):
+    options = TINY[script] | env("Countdown", choose=True)
     options |= {"minibatch_size": minibatch_size, "norm_obs": True, "total_timesteps": 200}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environs = [both | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    processes = [child.start(one_of_two, "grpo_rtg", x, **options) for x in environs]
+    processes = [child.start(one_of_two, script, x, **options) for x in environs]
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
     one, other = torch.load("0.pt"), torch.load("1.pt")
     assert equal(one["policy"], other["policy"])
-    assert not torch.equal(one["obs"][0], other["obs"][0])  # each plays episodes of its own
+    assert not torch.equal(one["obs"][0][:4], other["obs"][0][:4])  # of starts of its own
     for (own, given), (others, same) in zip(one["averages"], other["averages"]):
         assert equal(given, same)
         for x, y, mean in zip(own, others, given):
@@ -402,6 +407,4 @@ def test_two_processes_average_their_gradients_and_stay_alike(minibatch_size):
     torch.testing.assert_close(one["policy"]["obs_mean"], obs.mean(dim=0))
     torch.testing.assert_close(one["policy"]["obs_var"], obs.var(dim=0, correction=0))
     assert one["writer"] and not other["writer"]
-    run_dir = only_run()
-    assert {path.suffix for path in run_dir.iterdir() if "tfevents" not in path.name} == {".pt"}
-    assert max(curves(run_dir)["losses/entropy"]) == one["step"]
+    assert max(curves(only_run())["losses/entropy"]) == one["step"]
