@@ -133,12 +133,14 @@ DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
 FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 CANDIDATES = {
     "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
+    "4x8, 8 passes of 256, 3e-3": shape(4, 8, 8, 256, "3e-3"),
+    "4x8, 8 passes of 512, 3e-3": shape(4, 8, 8, 512, "3e-3"),
     "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
 }
 
 
 def tuning():
-    """Two iterations for the defaults of the GRPO scripts."""
+    """Four iterations for the defaults of the GRPO scripts."""
     for seed in TUNING_SEEDS:
         for env, steps in DEFAULT_STEPS.items():
             for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
