@@ -41,7 +41,7 @@ import random
 import sys
 import time
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import chain
@@ -69,7 +69,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps; the last iteration may exceed them
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 4  # K: groups of an iteration (more if their steps fill no minibatch)
+    num_groups: int = 4  # K: groups per iteration and process (more to fill a minibatch)
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     gamma: float = 0.99  # γ: discount per step
@@ -88,8 +88,8 @@ class Args:
     target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 
     hidden_size: int = 64  # units in each of the two hidden layers
-    log_std_init: float = 0.0  # log of the Gaussian's first standard deviation (Box actions)
-    norm_obs: bool = False  # normalize observations, from the second iteration on (images: use it)
+    log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
+    norm_obs: bool = False  # normalize and clip observations (at first only clip); images need it
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
@@ -97,7 +97,7 @@ class Args:
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window
-    capture_video: bool = False  # record the first episode of each evaluation
+    capture_video: bool = False  # record the first episode of each evaluation (not with --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
@@ -154,7 +154,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     weights = batch["weights"]
 
     # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
-    # The bound keeps exp finite. Of π_old's actions at most one in e^20 has ρ > e^20 (Markov).
+    # The bound keeps exp finite. Under π_old, P(ρ > e^20) <= e^-20 (Markov's inequality).
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -187,7 +187,7 @@ class Policy(nn.Module):
         options = num_options(action_space)  # of each of the A choices; [] for a Box
         self.continuous = not options
         if self.continuous:
-            num_outputs = int(np.prod(action_space.shape))
+            num_outputs = math.prod(action_space.shape)
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
             missing = torch.arange(max(options)) >= torch.tensor(options)[:, None]  # [A, C]
@@ -355,7 +355,7 @@ def train(args: Args, advantages_of=None) -> "Run":
     set_seeds(args.seed)
     envs = [make_env(args) for _ in range(args.num_groups * args.group_size)]
     policy = Policy(envs[0].observation_space, envs[0].action_space, args).to(device)  # line 1: π_θ
-    reference = deepcopy(policy)  # π_ref
+    reference = deepcopy(policy)  # π_ref (line 3, if M is 0)
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
     parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
     if hasattr(advantages_of, "state_dict"):
@@ -425,7 +425,7 @@ def num_options(space: spaces.Space) -> list[int]:
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.flatten().tolist()
     if isinstance(space, spaces.MultiBinary):
-        return [2] * int(np.prod(space.shape))
+        return [2] * math.prod(space.shape)
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         return []
     kinds = "Discrete, MultiDiscrete, MultiBinary or a Box of floats"
@@ -433,7 +433,7 @@ def num_options(space: spaces.Space) -> list[int]:
 
 
 def to_env(actions: np.ndarray, space: spaces.Space) -> list:
-    """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices from start on."""
+    """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices plus start."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # what is not is left as it is
@@ -447,7 +447,7 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
 
 
 def set_seeds(*numbers: int) -> None:
-    """Make of the numbers the seed of all that draws at random, some environments among it."""
+    """Seed torch, NumPy and Python's random (which some environments draw from) with numbers."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -497,8 +497,7 @@ def update_obs_stats(policy: Policy, obs: Tensor) -> None:
 
     weight = count / (policy.obs_count + count)
     delta = mean - policy.obs_mean
-    var = squares / count
-    policy.obs_var += weight * (var - policy.obs_var + (1 - weight) * delta.square())
+    policy.obs_var += weight * (squares / count - policy.obs_var + (1 - weight) * delta.square())
     policy.obs_mean += weight * delta
     policy.obs_count += count
 
@@ -539,7 +538,7 @@ def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
     if not (args.render or args.capture_video):
         return []
     env = make_env(args, render_mode="human" if args.render else "rgb_array")
-    if args.capture_video:
+    if not args.render:
         env = gym.wrappers.RecordVideo(
             env,
             str(folder / "videos"),
@@ -550,7 +549,7 @@ def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
 
 
 class Run:
-    """A run's progress, logs and files. Of torchrun's processes only the first has the latter."""
+    """A run's progress, logs and files. Of torchrun's processes only the first logs and writes."""
 
     PROGRESS = ["iteration", "step", "seconds", "recent_returns", "best_return"]
 
@@ -560,24 +559,26 @@ class Run:
         self.iteration = 0
         self.step = 0  # environment steps
         self.seconds = 0.0
-        self.recent_returns = []  # of the last 100 training episodes
+        self.recent_returns = []  # of this process's last 100 training episodes
         self.best_return = -np.inf  # the best mean of an evaluation
         now = f"{datetime.now():%Y%m%d-%H%M%S-%f}"
         name = f"{args.env_id}__{Path(sys.argv[0]).stem}__{args.seed}__{now}"
         self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
         if args.resume:
-            self.dir = Path(args.resume).parent
-            saved_args, progress = load(args.resume, parts)
+            path = Path(args.resume)
+            saved_args, progress = load(path, parts)
             vars(self).update(progress)
+            if path.name == "checkpoint.pt":  # from best.pt on, a run has a folder of its own
+                self.dir = path.parent
             if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
-                raise UserError(f"{args.resume} has {self.step:,} steps already.")
-        self.first_step = self.step + 1  # to be logged: what a killed run logged goes
+                raise UserError(f"{path} has {self.step:,} steps already.")
+        self.first_step = self.step + 1  # what a killed run logged from here on is dropped
         self.started = time.perf_counter() - self.seconds
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
         if RANK == 0:
             self.eval_envs = shown_envs(args, self.dir) or envs
-            self.saved = -np.inf  # when; the first iteration saves
+            self.saved = -np.inf  # the second of the last checkpoint
             launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
             tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
@@ -607,18 +608,18 @@ class Run:
         if RANK > 0:
             return
         if self.iteration == 1 and metrics["group/zero_std_frac"] == 1:
-            tqdm.write("All advantages are 0 so far: every group ties (docs/grpo.md, Pitfalls).")
+            tqdm.write("All advantages are 0 so far: every group ties, and ties teach nothing.")
         metrics["charts/SPS"] = self.step / self.seconds
         metrics["charts/learning_rate"] = self.parts["optimizer"].param_groups[0]["lr"]
         for name, value in metrics.items():
-            self.writer.add_scalar(name, float(value), self.step)
+            self.writer.add_scalar(name, value, self.step)
         mean_return = np.mean(self.recent_returns or [np.nan])
         self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
         self.bar.update(num_steps)
         if self.args.eval_interval > 0 and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
-        if time.perf_counter() - self.saved >= self.args.checkpoint_interval:
-            self.saved = time.perf_counter()
+        if self.seconds - self.saved >= self.args.checkpoint_interval:
+            self.saved = self.seconds
             self.save("checkpoint.pt")
 
     def evaluate(self) -> None:
@@ -634,8 +635,9 @@ class Run:
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["args"] = asdict(self.args)
         state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
-        torch.save(state, self.dir / f"{filename}.part")
-        os.replace(self.dir / f"{filename}.part", self.dir / filename)
+        part = self.dir / f"{filename}.part"
+        torch.save(state, part)
+        part.replace(self.dir / filename)
 
     def finish(self) -> "Run":
         """Save, evaluate and report."""
@@ -647,6 +649,7 @@ class Run:
             print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate})")
             mean_return = np.mean(self.recent_returns or [np.nan])
             print(f"Training return, last {len(self.recent_returns)} episodes: {mean_return:.2f}")
+            self.writer.flush()  # it makes the folder, if there was no iteration left
             self.save("model.pt")
             self.evaluate()
             self.save("checkpoint.pt")
@@ -658,7 +661,7 @@ class Run:
         return self
 
 
-def load(path: str, parts: dict) -> tuple[dict, dict]:
+def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
     """Load what Run.save wrote into parts; its options and progress. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
@@ -671,13 +674,14 @@ def load(path: str, parts: dict) -> tuple[dict, dict]:
 
 def check_args(args: Args) -> None:
     """UserError if an option is out of range."""
-    lowest = dict.fromkeys(["seed", "ref_update_interval", "eval_interval"], 0)
+    lowest = {"seed": 0, "ref_update_interval": 0, "eval_interval": 0}
     lowest |= {"group_size": 2, "log_std_init": -20}
-    for name, value in asdict(args).items():
-        low = lowest.get(name, 1 if type(value) is int else 0)
-        high = 1 if name in ("gamma", "gae_lambda") else 2**40
+    for field in fields(args):
+        value = getattr(args, field.name)
+        low = lowest.get(field.name, 1 if field.type is int else 0)
+        high = 1 if field.name in ("gamma", "gae_lambda") else 2**40
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
-            option = name.replace("_", "-")
+            option = field.name.replace("_", "-")
             raise UserError(f"--{option} must be from {low} to {high}, not {value}.")
 
 
@@ -700,8 +704,7 @@ def main(args_type: type = Args, advantages_of=None) -> None:
     sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
         args = tyro.cli(args_type)
-        path = args.evaluate or args.resume
-        if path:  # options not given are the file's
+        if path := args.evaluate or args.resume:  # options not given are the file's
             saved_args, _ = load(path, {})
             known = {name: saved_args[name] for name in asdict(args) if name in saved_args}
             args = tyro.cli(args_type, default=args_type(**known))
@@ -710,7 +713,7 @@ def main(args_type: type = Args, advantages_of=None) -> None:
         else:
             train(args, advantages_of)
     except (UserError, ModuleNotFoundError) as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        tqdm.write(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
