@@ -36,6 +36,7 @@ import os
 import random
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -386,7 +387,8 @@ def make_env(args: Args, **options) -> gym.Env:
     if env.spec.max_episode_steps is None:
         env = gym.wrappers.TimeLimit(env, 1000)
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)
+        with suppress(NotImplementedError):  # a space of the environment's own: refused below
+            env = gym.wrappers.FlattenObservation(env)
     if not isinstance(env.observation_space, spaces.Box):
         raise UserError(f"Cannot flatten {env.observation_space}: wrap the environment.")
     return env

@@ -104,12 +104,15 @@ class Answer(Countdown):
         "Box": (spaces.Box(np.float32(-1), np.float32(3), (2, 1)), 2),
         "Tuple": (spaces.Tuple([spaces.Discrete(2)]), 0),
         "integers": (spaces.Box(0, 9, (2,), np.int64), 0),
+        "strange": (spaces.Discrete(2), 0),
     }
     observation_space = spaces.Dict(a=spaces.Box(-1, 1, (2, 2)), b=spaces.MultiDiscrete([2, 3]))
 
     def __init__(self, kind):
         super().__init__(ends=["truncated"])
         self.action_space, self.best = self.kinds[kind]
+        if kind == "strange":
+            self.observation_space = spaces.Dict(a=spaces.Space())  # as MiniGrid's text
 
     def observe(self):
         self.length = 10
