@@ -9,9 +9,9 @@
 A run is a process with one thread. What is in the CSV with the same command is not run again, so a
 study can be stopped and started at any time.
 
-A row of docs/benchmark/results/STUDY.csv: environment, variant and seed; steps of training; greedy
-and sampled, mean returns of 100 episodes each after training, from the same starts; train_return,
-the mean of the last 100 training episodes; seconds of training; curve, the mean return of training
+A row of docs/benchmark/results/STUDY.csv: environment, variant and seed; steps of training; greedy,
+the mean return of 100 episodes after training, from the same starts in every run; train_return, the
+mean of the last 100 training episodes; seconds of training; curve, the mean return of training
 episodes in each 25th of the budget; command, commit and versions. A + after the commit: the scripts
 differed from it.
 """
@@ -42,8 +42,8 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ["env", "variant", "seed", "steps", "greedy", "sampled", "train_return", "seconds"]
-COLUMNS += ["command", "commit", "versions", "curve"]
+COLUMNS = ["env", "variant", "seed", "steps", "greedy", "train_return", "seconds", "command"]
+COLUMNS += ["commit", "versions", "curve"]
 POINTS = 25  # of a learning curve
 ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}  # for docs.examples
 
@@ -67,27 +67,17 @@ def execute(job: Job) -> dict:
     row = {"env": job.env, "variant": job.variant, "seed": job.seed}
     script, *flags = job.command.split()
     with tempfile.TemporaryDirectory() as folder:
-
-        def python(*words) -> str:
-            command = [sys.executable, ROOT / script, *words]
-            done = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
-            return done.stdout
-
-        try:
-            printed = python(*flags)
-            [run_dir] = Path(folder, "runs").iterdir()
-            printed += python("--evaluate", run_dir / "model.pt", "--no-greedy")
-            curve = training_curve(run_dir, int(flags[flags.index("--total-timesteps") + 1]))
-        except RuntimeError as error:  # the other runs go on
-            return row | {"error": f"{job.command}: {error}"}
-    steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", printed).groups()
+        words = [sys.executable, ROOT / script, *flags]
+        done = subprocess.run(words, cwd=folder, env=ENV, capture_output=True, text=True)
+        if done.returncode:  # the other runs go on
+            return row | {"error": f"{job.command}: {done.stderr[-2000:]}"}
+        [run_dir] = Path(folder, "runs").iterdir()
+        curve = training_curve(run_dir, int(flags[flags.index("--total-timesteps") + 1]))
+    steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()
     return row | {
         "steps": int(steps.replace(",", "")),
-        "greedy": re.search(r"Greedy evaluation.* return (\S+)", printed)[1],
-        "sampled": re.search(r"Sampled evaluation.* return (\S+)", printed)[1],
-        "train_return": re.search(r"Training return.*: (\S+)", printed)[1],
+        "greedy": re.search(r"Greedy evaluation.* return (\S+)", done.stdout)[1],
+        "train_return": re.search(r"Training return.*: (\S+)", done.stdout)[1],
         "seconds": seconds,
         "command": job.command,
         "commit": commit(script),
@@ -202,8 +192,8 @@ def replay(rows: list[dict], processes: int) -> bool:
             if done.returncode:
                 return f"otherwise: {done.stderr[-300:]}"
             new = json.loads(done.stdout.splitlines()[-1])
-            names = ("steps", "greedy", "sampled", "train_return", "curve")
-            ends = [[str(each.get(name, "")) for name in names] for each in (row, new)]
+            names = ("steps", "greedy", "train_return", "curve")
+            ends = [[str(each[name]) for name in names] for each in (row, new)]
             return "as in the CSV" if ends[0] == ends[1] else f"otherwise: {new}"
 
         ends = []
