@@ -4,12 +4,15 @@
     python docs/benchmark/report.py
     python docs/benchmark/report.py --check    # whether tables are current; writes nothing
 
-A table replaces what stands between "<!-- table NAME -->" and "<!-- end -->".
+A table replaces what stands between "<!-- table NAME -->" and "<!-- end -->". Intervals hold 95% of
+2,000 means of runs that are drawn anew (a bootstrap over seeds); of a difference, both sides are.
 """
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -20,10 +23,15 @@ import tyro
 
 DOCS = Path(__file__).parents[1]
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
+SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
+NAMES = {variant: f"`{variant}`" for variant in ("group", "timestep")} | {"PPO": "`ppo.py`"}
+SCRIPT_NAMES = ["`grpo_outcome.py`", "`grpo_process.py`", "`grpo_rtg.py`", "`ppo.py`"]
+Table = dict[str, dict[str, list[dict]]]  # {environment: {variant: [row, ...]}}
 
 
-def load(study: str) -> dict[str, dict[str, list[dict]]]:
-    """Rows of a study: {environment: {variant: [row, ...]}}, of today's commands alone."""
+@cache
+def load(study: str) -> Table:
+    """Rows of a study, of today's commands alone."""
     rows = run.read(run.RESULTS / f"{study}.csv")
     table = {}
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
@@ -33,8 +41,49 @@ def load(study: str) -> dict[str, dict[str, list[dict]]]:
     return table
 
 
-def values(rows: list[dict], column: str) -> np.ndarray:
+def values(rows: list[dict], column: str = "greedy") -> np.ndarray:
     return np.array([float(row[column]) for row in rows])
+
+
+def scores(env: str, rows: list[dict]) -> np.ndarray:
+    """Greedy returns on a scale on which a uniformly random policy has 0, the threshold 1."""
+    chance = np.genfromtxt(run.RESULTS / "random.csv", delimiter=",", dtype=None, names=True)
+    [zero] = chance["mean_return"][chance["env"] == env]
+    return (values(rows) - zero) / (THRESHOLD[env] - zero)
+
+
+def interval(statistic: Callable, *samples: np.ndarray) -> np.ndarray:
+    """The 95% interval of a statistic of samples, along whose last dimension it goes."""
+    rng = np.random.default_rng(0)
+    draws = statistic(*(rng.choice(sample, (2000, len(sample))) for sample in samples))
+    return np.quantile(draws, [0.025, 0.975])
+
+
+def mean(a: np.ndarray) -> np.ndarray:
+    return a.mean(-1)
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return mean(a) - mean(b)
+
+
+def wins(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The probability that a run of a ends higher than one of b; a tie counts half."""
+    a, b = a[..., :, None], b[..., None, :]
+    return ((a > b) / 2 + (a >= b) / 2).mean((-2, -1))
+
+
+def mean_of_all(statistic: Callable, samples: list[list]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over environments of a statistic of each one's samples, and its interval."""
+    width = len(samples[0])
+
+    def overall(*flat) -> np.ndarray:
+        return sum(statistic(*flat[i : i + width]) for i in range(0, len(flat), width)) / len(
+            samples
+        )
+
+    flat = [x for each in samples for x in each]
+    return overall(*flat), interval(overall, *flat)
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -44,16 +93,100 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def heading(env: str, steps: int) -> str:
     name = re.sub(r"-v\d+$", "", env).replace("MountainCarContinuous", "MountainCarC.")
-    steps = f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M"
-    return f"{name} {steps}, {THRESHOLD[env]:g}"
+    return f"{name} " + (f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M")
+
+
+def budget(rows: list[dict]) -> int:
+    return int(re.search(r"--total-timesteps (\d+)", rows[0]["command"])[1])
+
+
+def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = False) -> str:
+    mark = "**" if bold else ""
+    low, high = (format(x, form) for x in bounds)
+    return f"{mark}{format(point, form)}{mark}<br><sub>{low} to {high}</sub>"
+
+
+def form(env: str) -> str:
+    """How to format an environment's returns."""
+    return "z.2f" if env == "FrozenLake-v1" else "z.0f"
+
+
+def returns_table(study: str, variants: list[str], names: list[str]) -> str:
+    """Mean greedy returns: a row for each environment, a column for each variant."""
+    lines = []
+    for env, found in load(study).items():
+        samples = {name: values(found[name]) for name in variants if name in found}
+        best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
+        clear = interval(difference, samples[best], samples[second])[0] > 0
+        cells = [heading(env, budget([*found.values()][0]))]
+        for name in variants:
+            if name not in samples:
+                cells.append("–")
+                continue
+            bounds = interval(mean, samples[name])
+            bold = clear and name == best
+            cells.append(with_interval(mean(samples[name]), bounds, form(env), bold))
+        seeds = sorted({len(sample) for sample in samples.values()})
+        lines.append([*cells, " to ".join(str(x) for x in seeds[:1] + seeds[1:][-1:])])
+    return markdown(["", *names, "seeds"], lines)
+
+
+def ladder_table() -> str:
+    """All variants; under the environments the mean of their scores."""
+    found = load("ladder")
+    variants = [*studies.VARIANTS]
+    cells = []
+    for variant in variants:
+        samples = [[scores(env, entries[variant])] for env, entries in found.items()]
+        cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
+    names = [NAMES.get(variant, variant) for variant in variants]
+    total = f"| mean score | {' | '.join(cells)} | |"
+    return f"{returns_table('ladder', variants, names)}\n{total}"
+
+
+def beats_table() -> str:
+    """The probability that a run ends above one of ppo.py: on each environment and in all."""
+    found = load("ladder")
+    lines = []
+    for variant in [*studies.VARIANTS][:-1]:
+        pairs = [[values(each[variant]), values(each["PPO"])] for each in found.values()]
+        cells = [f"{wins(*pair):.2f}" for pair in pairs]
+        total = with_interval(*mean_of_all(wins, pairs), ".2f")
+        lines.append([NAMES.get(variant, variant), *cells, total])
+    names = [heading(env, 1000).split()[0] for env in found]
+    return markdown(["", *names, "all"], lines)
+
+
+def ablations_table() -> str:
+    """What an option changes: a row for each, a column for each environment."""
+    found, default = load("ablations"), load("ladder")
+    options = dict.fromkeys(name for entries in found.values() for name in entries)
+    lines = []
+    for option in options:
+        cells = []
+        for env, entries in found.items():
+            base = default[env]["outcome" if option.startswith("outcome") else "timestep"]
+            if option not in entries:
+                cells.append("–")
+                continue
+            samples = values(entries[option]), values(base)
+            bounds = interval(difference, *samples)
+            clear = bounds[0] > 0 or bounds[1] < 0
+            cells.append(with_interval(difference(*samples), bounds, "+" + form(env), clear))
+        lines.append([option if " " in option and "-" not in option else f"`{option}`", *cells])
+    heads = [heading(env, studies.STEPS[env]) for env in found]
+    return markdown(["", *heads], lines)
 
 
 def reached(env: str, rows: list[dict], column: str = "greedy") -> str:
     """The median return, and how many runs end at the threshold or above."""
     returns = values(rows, column)
-    digits = 2 if env == "FrozenLake-v1" else 0
     above = (returns >= THRESHOLD[env]).sum()
-    return f"{np.median(returns):z.{digits}f}, {above} of {len(rows)}"
+    return f"{format(np.median(returns), form(env))}, {above} of {len(rows)}"
+
+
+def with_threshold(env: str, steps: int) -> str:
+    return f"{heading(env, steps)}, {THRESHOLD[env]:g}"
 
 
 def defaults_table() -> str:
@@ -65,7 +198,7 @@ def defaults_table() -> str:
         for column, name in (("greedy", "greedy"), ("train_return", "in training")):
             cells = [reached(env, entries[script], column) for env, entries in found.items()]
             lines.append([f"`{script}`, {name}", *cells])
-    return markdown(["", *(heading(env, steps[env]) for env in found)], lines)
+    return markdown(["", *(with_threshold(env, steps[env]) for env in found)], lines)
 
 
 def tuning_table() -> str:
@@ -86,8 +219,14 @@ def tuning_table() -> str:
     return markdown(["script", "iteration", *(heading(env, steps[env]) for env in found)], lines)
 
 
-MAKERS = [defaults_table, tuning_table]
-TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS}
+THREE = ["timestep", "regression", "PPO"]
+THREE_NAMES = [NAMES.get(variant, variant) for variant in THREE]
+MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table]
+TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
+    "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
+    "million": partial(returns_table, "million", THREE, THREE_NAMES),
+    "unseen": partial(returns_table, "unseen", THREE, THREE_NAMES),
+}
 
 
 def with_tables(page: str) -> str:
