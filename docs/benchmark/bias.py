@@ -11,6 +11,7 @@ import contextlib
 import io
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,12 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.examples import regression
 from grpo_rtg import Episodes, train
 
-ITERATIONS = 3
-BASELINES = ["`group`", "`timestep`", "regression"]
-
 
 def shares(episodes: Episodes) -> list[float]:
-    """Of each of the BASELINES."""
+    """Of the baselines group, timestep and regression."""
     mask = episodes.mask.double()
     lengths = mask.sum(-1)  # [K, G]
     of_group = lengths / lengths.sum(-1, keepdim=True)
@@ -41,25 +39,18 @@ def shares(episodes: Episodes) -> list[float]:
     return [of_group.mean(), of_timestep.mean(), (followed / lengths.flatten()).mean()]
 
 
-class Measured(regression.Regression):
-    """The regression, which notes the shares of its first iterations and then stops training."""
-
-    def __init__(self):
-        super().__init__()
-        self.noted = []
-
-    def __call__(self, episodes: Episodes, args: regression.Args) -> Tensor:
-        self.noted.append(shares(episodes))
-        if len(self.noted) == ITERATIONS:
-            args.total_timesteps = 1
-        return super().__call__(episodes, args)
-
-
 def measure(env_id: str, seed: int, shape: dict) -> list[list[float]]:
     """The shares [iteration, baseline] in a run."""
-    measured = Measured()
-    train(regression.Args(env_id=env_id, seed=seed, eval_episodes=1, **shape), measured)
-    return measured.noted
+    noted = []
+    fit = regression.Regression()
+
+    def advantages_of(episodes: Episodes, args: regression.Args) -> Tensor:
+        noted.append(shares(episodes))
+        return fit(episodes, args)
+
+    args = regression.Args(env_id=env_id, seed=seed, total_timesteps=20_000, eval_episodes=1)
+    train(replace(args, **shape), advantages_of)
+    return noted[:3]
 
 
 def main() -> None:
@@ -71,15 +62,14 @@ def main() -> None:
         "CartPole, 4 groups of 4": ("CartPole-v1", small),
         "Pendulum, 1 group of 4": ("Pendulum-v1", small | {"num_groups": 1}),
     }
-    nowhere = io.StringIO()
     results = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for env_id, shape in columns.values():
-            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            with contextlib.redirect_stdout(None), contextlib.redirect_stderr(io.StringIO()):
                 runs = [measure(env_id, seed, shape) for seed in range(1, 6)]
             results.append(torch.tensor(runs).mean(0))
     print(f"| share | {' | '.join(columns)} |\n{'|-' * (len(columns) + 1)}|")
-    for number, name in enumerate(BASELINES):
+    for number, name in enumerate(("`group`", "`timestep`", "regression")):
         cells = [", ".join(f"{x:.0%}" for x in result[:, number]) for result in results]
         print(f"| {name} | {' | '.join(cells)} |")
 

@@ -219,9 +219,28 @@ def tuning_table() -> str:
     return markdown(["script", "iteration", *(heading(env, steps[env]) for env in found)], lines)
 
 
+def seconds_table() -> str:
+    """Seconds until the threshold, > where it is not reached; medians of start-up and memory."""
+    rows = run.read(run.RESULTS / "seconds.csv")
+    lines = []
+    for entry in dict.fromkeys(row["variant"] for row in rows.values()):
+        mine = [row for row in rows.values() if row["variant"] == entry]
+        cells = []
+        for env in studies.DEFAULT_STEPS:
+            runs = [row for row in mine if row["env"] == env]
+            runs.sort(key=lambda row: (row["reached"] == "0", float(row["seconds"])))
+            mark = {"1": "", "0": "> "}
+            found = (mark[row["reached"]] + f"{float(row['seconds']):.0f}" for row in runs)
+            cells.append(", ".join(found) or "–")
+        cells += [f"{np.median(values(mine, name)):.0f}" for name in ("start_up", "peak")]
+        lines.append([entry, *cells])
+    heads = [with_threshold(env, steps) for env, steps in studies.DEFAULT_STEPS.items()]
+    return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
+
+
 THREE = ["timestep", "regression", "PPO"]
 THREE_NAMES = [NAMES.get(variant, variant) for variant in THREE]
-MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table]
+MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", THREE, THREE_NAMES),

@@ -16,9 +16,7 @@ episodes in each 25th of the budget; command, commit and versions. A + after the
 differed from it.
 """
 
-import contextlib
 import csv
-import json
 import os
 import platform
 import random
@@ -26,7 +24,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -45,7 +42,6 @@ RESULTS = Path(__file__).parent / "results"
 COLUMNS = ["env", "variant", "seed", "steps", "greedy", "train_return", "seconds", "command"]
 COLUMNS += ["commit", "versions", "curve"]
 POINTS = 25  # of a learning curve
-ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}  # for docs.examples
 
 
 @dataclass(frozen=True)
@@ -62,13 +58,14 @@ class Job:
         return self.env, self.variant, str(self.seed)
 
 
-def execute(job: Job) -> dict:
+def execute(job: Job, root: Path = ROOT) -> dict:
     """Train and evaluate; the row of the CSV, or env, variant, seed and the error."""
     row = {"env": job.env, "variant": job.variant, "seed": job.seed}
     script, *flags = job.command.split()
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, ROOT / script, *flags]
-        done = subprocess.run(words, cwd=folder, env=ENV, capture_output=True, text=True)
+        words = [sys.executable, root / script, *flags]
+        variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
         if done.returncode:  # the other runs go on
             return row | {"error": f"{job.command}: {done.stderr[-2000:]}"}
         [run_dir] = Path(folder, "runs").iterdir()
@@ -128,12 +125,12 @@ def read(path: Path) -> dict[tuple, dict]:
         return {(row["env"], row["variant"], row["seed"]): row for row in csv.DictReader(file)}
 
 
-def write(path: Path, rows: dict[tuple, dict]) -> None:
+def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> None:
     """Write a CSV in the order of its keys, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     with open(part, "w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
         for key in sorted(rows, key=lambda key: (key[0], key[1], int(key[2]))):
             table.writerow(rows[key])
@@ -157,49 +154,27 @@ def run_all(jobs: list[Job], path: Path, processes: int) -> int:
     return failed
 
 
-@contextlib.contextmanager
-def checkout(name: str) -> Iterator[Path]:
-    """The files of a commit, in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, name)
-        git("worktree", "add", "--detach", tree, name)
-        try:
-            yield tree
-        finally:
-            git("worktree", "remove", "--force", tree)
-
-
-EXECUTE = """import json, sys
-sys.path.insert(0, "docs/benchmark")
-import run
-print(json.dumps(run.execute(run.Job(**json.loads(sys.argv[1])))))"""
-
-
 def replay(rows: list[dict], processes: int) -> bool:
     """Run rows again, each with the scripts of its own commit; whether all end as they did."""
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
-        names = {row["commit"].rstrip("+") for row in rows}
-        trees = {name: stack.enter_context(checkout(name)) for name in names}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        for name in {row["commit"].rstrip("+") for row in rows}:
+            git("worktree", "add", "--detach", f"{folder}/{name}", name)
 
         def again(row: dict) -> str:
             if row["versions"] != versions():
                 return f"not comparable: made with {row['versions']}"
             if row["commit"].endswith("+"):
                 return "not comparable: the script differed from the commit"
-            job = json.dumps({name: row[name] for name in ("env", "variant", "seed", "command")})
-            command = [sys.executable, "-c", EXECUTE, job]
-            done = subprocess.run(command, cwd=trees[row["commit"]], capture_output=True, text=True)
-            if done.returncode:
-                return f"otherwise: {done.stderr[-300:]}"
-            new = json.loads(done.stdout.splitlines()[-1])
+            job = Job(row["env"], row["variant"], row["seed"], row["command"])
+            new = execute(job, Path(folder, row["commit"]))
             names = ("steps", "greedy", "train_return", "curve")
-            ends = [[str(each[name]) for name in names] for each in (row, new)]
-            return "as in the CSV" if ends[0] == ends[1] else f"otherwise: {new}"
+            same = all(str(new.get(name)) == row[name] for name in names)
+            return "as in the CSV" if same else f"otherwise: {new}"
 
-        ends = []
-        for row, end in zip(rows, pool.map(again, rows)):
-            print(f"{row['env']} {row['variant']} {row['seed']} ({row['commit']}): {end}")
-            ends.append(end)
+        ends = [*pool.map(again, rows)]
+    git("worktree", "prune")
+    for row, end in zip(rows, ends):
+        print(f"{row['env']} {row['variant']} {row['seed']} ({row['commit']}): {end}")
     print(f"{ends.count('as in the CSV')} of {len(ends)} rows end as in the CSV.")
     return not any(end.startswith("otherwise") for end in ends)
 

@@ -1,114 +1,128 @@
-"""How fast grpo_rtg.py is: where a step's time goes, and what a GPU is for.
+"""Seconds: beside other libraries, and on a GPU.
 
     pip install -r docs/benchmark/requirements.txt
-    python docs/benchmark/speed.py parts
+    export CLEANRL=/checkout/of/cleanrl CLEANRL_PYTHON=/python/that/can/run/it
+    python docs/benchmark/speed.py seconds
     python docs/benchmark/speed.py gpu
 
-Runs have one thread. Figures are medians over seeds.
-
-parts: microseconds per environment step that functions take, with timers around them.
+seconds: until the mean return of 100 training episodes in a row is the threshold, counted from the
+first environment step; start-up before it, and peak memory until then. With nothing but the
+environment's name and the steps: grpo_rtg.py and ppo.py, SB3's PPO with its defaults and with
+RL-Zoo's settings, and CleanRL, whose interpreter needs Gymnasium 0.29 (so LunarLander-v2). Rows of
+results/seconds.csv are of one machine, one thread each, an environment's of one day.
 
 gpu: one pass over minibatches of 64 steps an iteration, and a learning rate of next to nothing, so
 that all runs have the same short episodes (about 22 steps); with and without --cuda, side by side.
 """
 
-import contextlib
-import io
+import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Literal
-from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import run
 import torch
 import tyro
-from gymnasium.wrappers import TimeLimit
+from report import THRESHOLD
+from studies import DEFAULT_STEPS
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-import grpo_rtg
-
-PARTS = {  # a function of an iteration: where it is
-    "rollout: `collect_groups`": (grpo_rtg, "collect_groups"),
-    "in it: the environments' `step`": (TimeLimit, "step"),
-    "in it: `act`": (grpo_rtg.Policy, "act"),
-    "π_old of all steps: `make_batch`": (grpo_rtg, "make_batch"),
-    "update: `update`": (grpo_rtg, "update"),
-    "in it: `grpo_loss`": (grpo_rtg, "grpo_loss"),
-    "in it: `backward`": (torch.Tensor, "backward"),
-    "in it: Adam's `step`": (torch.optim.Adam, "step"),
+# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026); a text is a
+# rate that falls linearly to 0.
+ZOO = {
+    "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98}
+    | {"n_epochs": 20, "ent_coef": 0.0, "learning_rate": "0.001", "clip_range": "0.2"},
+    "Acrobot-v1": {"normalize": True, "n_envs": 16, "n_steps": 256, "gae_lambda": 0.94}
+    | {"gamma": 0.99, "n_epochs": 4, "ent_coef": 0.0},
+    "Pendulum-v1": {"n_envs": 4, "n_steps": 1024, "gae_lambda": 0.95, "gamma": 0.9, "n_epochs": 10}
+    | {"ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2}
+    | {"use_sde": True, "sde_sample_freq": 4},
+    "LunarLander-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98}
+    | {"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01},
 }
+SB3 = """import json, sys, torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+torch.set_num_threads(1)
+steps, seed, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+normalize = settings.pop("normalize", False)
+env = make_vec_env("metered:Env-v0", settings.pop("n_envs", 1), seed=seed)
+env = VecNormalize(env, gamma=settings["gamma"]) if normalize else env
+falling = lambda start: lambda remaining: float(start) * remaining
+settings = {k: falling(v) if isinstance(v, str) else v for k, v in settings.items()}
+PPO("MlpPolicy", env, seed=seed, device="cpu", **settings).learn(steps)"""
+COLUMNS = ["env", "variant", "seed", "reached", "steps", "seconds", "start_up", "peak", "day"]
 
 
-def train(flags: list[str]) -> dict[str, float]:
-    """A run's environment steps and those a second, and the MiB it had on a GPU."""
-    if "--cuda" not in flags:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimizers would start it
-    args = tyro.cli(grpo_rtg.Args, args=flags)
-    nowhere = io.StringIO()  # for what is printed, and the bars
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-        patch.object(grpo_rtg.Run, "evaluate"),  # whose episodes are no rollout
-    ):
-        run = grpo_rtg.train(args)
-    return {
-        "steps": run.step,
-        "rate": run.step / run.seconds,
-        "peak": torch.cuda.max_memory_allocated() / 2**20,
-    }
+def commands(env_id: str, seed: int) -> dict[str, list[str]]:
+    """Who trains, and what runs it."""
+    steps = str(DEFAULT_STEPS[env_id])
+    flags = ["--env-id", "metered:Env-v0", "--total-timesteps", steps, "--seed", str(seed)]
+    found = {}
+    for name in ("grpo_rtg.py", "ppo.py"):
+        found[name] = [sys.executable, f"{run.ROOT}/{name}", *flags]
+    for name, settings in (("SB3, defaults", {}), ("SB3, RL-Zoo's settings", ZOO[env_id])):
+        found[name] = [sys.executable, "-c", SB3, steps, str(seed), json.dumps(settings)]
+    if "CLEANRL" in os.environ:
+        script = "ppo_continuous_action.py" if env_id == "Pendulum-v1" else "ppo.py"
+        script = f"{os.environ['CLEANRL']}/cleanrl/{script}"
+        found["CleanRL"] = [os.environ["CLEANRL_PYTHON"], script, *flags]
+    return found
 
 
-def train_timed(flags: list[str]) -> dict[str, float]:
-    """The microseconds per environment step that the parts of a run take, and all of it."""
-    seconds = dict.fromkeys(PARTS, 0.0)
-
-    def timed(function, part: str):
-        def call(*args, **options):
-            start = time.perf_counter()
-            value = function(*args, **options)
-            seconds[part] += time.perf_counter() - start
-            return value
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for part, (owner, name) in PARTS.items():
-            function = getattr(owner, name)
-            setattr(owner, name, timed(function, part))
-            stack.callback(setattr, owner, name, function)
-        result = train(flags)
-    spent = {part: 1e6 * value / result["steps"] for part, value in seconds.items()}
-    return spent | {"the whole run": 1e6 / result["rate"]}
+def measure(env_id: str, entry: str, command: list[str]) -> dict:
+    """What metered.py notes of a run in a process and a folder of its own."""
+    meter = {"env_id": env_id, "steps": DEFAULT_STEPS[env_id], "threshold": THRESHOLD[env_id]}
+    if entry == "CleanRL":
+        meter["env_id"] = env_id.replace("LunarLander-v3", "LunarLander-v2")
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parent)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "noted.json")
+        variables["METER"] = json.dumps(meter | {"path": str(path), "spawned": time.time()})
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{entry} on {env_id}: {done.stderr[-2000:]}")
+        noted = json.loads(path.read_text())
+    return {name: round(value, 1) for name, value in noted.items()}
 
 
-def parts(seeds: range) -> None:
-    columns = {}
-    for env_id in ("CartPole-v1", "LunarLander-v3", "Hopper-v5"):
-        flags = ["--env-id", env_id, *["--norm-obs"] * (env_id == "Hopper-v5"), "--seed"]
-        columns[env_id] = [train_timed([*flags, str(seed)]) for seed in seeds]
-    print(f"| µs per environment step | {' | '.join(columns)} |")
-    print("|-" * (len(columns) + 1) + "|")
-    for part in [*PARTS, "the whole run"]:
-        cells = [f"{median(run[part] for run in runs):.0f}" for runs in columns.values()]
-        print(f"| {part} | {' | '.join(cells)} |")
+def seconds(seeds: range) -> None:
+    path = run.RESULTS / "seconds.csv"
+    for env_id in DEFAULT_STEPS:
+        for seed in seeds:
+            for entry, command in commands(env_id, seed).items():
+                rows = run.read(path)
+                key = (env_id, entry, str(seed))
+                if key not in rows:
+                    row = dict(zip(COLUMNS, key)) | measure(env_id, entry, command)
+                    run.write(path, rows | {key: row | {"day": str(date.today())}}, COLUMNS)
+
+
+def rate(flags: list[str]) -> float:
+    """Environment steps per second of a run of grpo_rtg.py."""
+    command = [sys.executable, f"{run.ROOT}/grpo_rtg.py", *flags, "--eval-episodes", "1"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return float(re.search(r"\((\S+) steps/s\)", done.stdout)[1].replace(",", ""))
 
 
 def short_episodes(width: int, groups: int, size: int) -> list[str]:
     """Flags of a run that learns nothing, of some iterations at least."""
     steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
     flags = {"--hidden-size": width, "--num-groups": groups, "--group-size": size}
-    flags |= {"--total-timesteps": steps, "--update-epochs": 1, "--minibatch-size": 64}
-    flags |= {"--learning-rate": 1e-9}
+    flags |= {"--total-timesteps": steps, "--update-epochs": 1, "--learning-rate": 1e-9}
+    flags["--minibatch-size"] = 64
     return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
 
 
@@ -117,34 +131,30 @@ def gpu(seeds: range) -> None:
         print("speed.py: torch finds no GPU.", file=sys.stderr)
         sys.exit(2)
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
-    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio | peak MiB |")
-    print("|-|-|-|-|-|-|")
+    print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio |")
+    print("|-|-|-|-|-|")
     for width in (64, 256, 1024):
         for groups in (1, 8, 64):
             pairs = []
-            for seed in seeds:  # side by side, in new processes, each with a core of its own
+            for seed in seeds:  # side by side, each with a core of its own
                 flags = [*short_episodes(width, groups, 16), "--seed", str(seed)]
-                with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-                    pairs.append([*pool.map(train, (flags, [*flags, "--cuda"]))])
-            on_cpu = median(cpu["rate"] for cpu, _ in pairs)
-            on_gpu = median(gpu["rate"] for _, gpu in pairs)
-            ratio = median(gpu["rate"] / cpu["rate"] for cpu, gpu in pairs)
-            peak = median(gpu["peak"] for _, gpu in pairs)
-            cells = f"{on_cpu:,.0f} | {on_gpu:,.0f} | {ratio:.2f} | {peak:.1f}"
-            print(f"| {width} | {groups} | {cells} |", flush=True)
+                with ThreadPoolExecutor(2) as pool:
+                    pairs.append([*pool.map(rate, (flags, [*flags, "--cuda"]))])
+            on_cpu, on_gpu = (median(rates) for rates in zip(*pairs))
+            ratio = median(gpu / cpu for cpu, gpu in pairs)
+            print(f"| {width} | {groups} | {on_cpu:,.0f} | {on_gpu:,.0f} | {ratio:.2f} |")
 
 
 @dataclass
 class Options:
-    table: tyro.conf.Positional[Literal["parts", "gpu"]]
-    seeds: str = "1-5"  # first-last
+    table: tyro.conf.Positional[Literal["seconds", "gpu"]]
+    seeds: str = "1-3"  # first-last
 
 
 def main() -> None:
     args = tyro.cli(Options, description=__doc__)
     first, last = map(int, args.seeds.split("-"))
-    table = {"parts": parts, "gpu": gpu}[args.table]
-    table(range(first, last + 1))
+    {"seconds": seconds, "gpu": gpu}[args.table](range(first, last + 1))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""curves.svg: training returns of every variant on every environment of the study.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/figures/curves.py
+
+A line is the mean over seeds in each 25th of the budget; its band holds 95% of bootstrapped means.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from draw import save, use_style
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
+import report
+import studies
+
+COLOURS = {
+    "outcome": "#E69F00",
+    "process": "#999999",
+    "group": "#56B4E9",
+    "timestep": "#0072B2",
+    "regression": "#009E73",
+    "regression, λ = 1": "#8FCB3B",
+    "critic": "#CC79A7",
+    "PPO": "#D55E00",
+}
+
+
+def main() -> None:
+    use_style()
+    figure, axes = plt.subplots(4, 2, figsize=(9, 11), layout="constrained")
+    for panel, (env, found) in zip(axes.flat, report.load("ladder").items()):
+        steps = np.linspace(0, studies.STEPS[env], 26)[1:] / 1000
+        for variant, colour in COLOURS.items():
+            curves = np.array([row["curve"].split() for row in found[variant]], dtype=float)
+            bounds = [report.interval(report.mean, curve) for curve in curves.T]
+            panel.plot(steps, curves.mean(axis=0), color=colour, linewidth=1.6, label=variant)
+            panel.fill_between(steps, *np.transpose(bounds), color=colour, alpha=0.15, linewidth=0)
+        panel.axhline(report.THRESHOLD[env], color="#808080", linewidth=0.8, linestyle=":")
+        panel.set_title(env, loc="left", fontsize=10)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes[-1]:
+        panel.set_xlabel("environment steps, thousands")
+    figure.supylabel("return of training episodes", fontsize=10)
+    labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=4, frameon=False)
+    save(figure, "curves")
+
+
+if __name__ == "__main__":
+    main()
