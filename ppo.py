@@ -82,7 +82,7 @@ class Args:
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
-    norm_obs: bool = False  # normalize and clip observations (at first only clip); images need it
+    norm_obs: bool = False  # normalize and clip observations (at first only clip); try it on images
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 

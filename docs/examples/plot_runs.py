@@ -3,6 +3,8 @@
 pip install matplotlib
 python docs/examples/plot_runs.py runs/CartPole-v1__*
 python docs/examples/plot_runs.py runs/CartPole-v1__* --tag eval/episodic_return --out eval.png
+
+The last one is for runs with --eval-interval.
 """
 
 import sys
@@ -39,7 +41,7 @@ def main(
     for run in runs:
         steps, values = read(run, tag)
         if len(steps) < smooth:
-            sys.exit(f"plot_runs.py: {run} has fewer than {smooth} points of {tag}.")
+            sys.exit(f"plot_runs.py: {run} has fewer than {smooth} points of {tag}: see --smooth.")
         means = np.convolve(values, np.ones(smooth) / smooth, mode="valid")
         script = run.resolve().name.split("__")[1]
         curves.setdefault(script, []).append((steps[smooth - 1 :], means))
