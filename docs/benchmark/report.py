@@ -24,7 +24,8 @@ import tyro
 DOCS = Path(__file__).parents[1]
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
 SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
-NAMES = {variant: f"`{variant}`" for variant in ("group", "timestep")} | {"PPO": "`ppo.py`"}
+NAMES = {"group": "`group`", "timestep": "`timestep`", "PPO": "`ppo.py`"}
+NAMES |= {"regression": "regr.", "regression, λ = 1": "regr., λ = 1"}
 SCRIPT_NAMES = ["`grpo_outcome.py`", "`grpo_process.py`", "`grpo_rtg.py`", "`ppo.py`"]
 Table = dict[str, dict[str, list[dict]]]  # {environment: {variant: [row, ...]}}
 
@@ -92,7 +93,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def heading(env: str, steps: int) -> str:
-    name = re.sub(r"-v\d+$", "", env).replace("MountainCarContinuous", "MountainCarC.")
+    name = re.sub(r"-v\d+$", "", env).replace("MountainCarContinuous", "Mountain Car C.")
     return f"{name} " + (f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M")
 
 
@@ -103,7 +104,7 @@ def budget(rows: list[dict]) -> int:
 def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = False) -> str:
     mark = "**" if bold else ""
     low, high = (format(x, form) for x in bounds)
-    return f"{mark}{format(point, form)}{mark}<br><sub>{low} to {high}</sub>"
+    return f"{mark}{format(point, form)}{mark}<br><sub>{low}…{high}</sub>"
 
 
 def form(env: str) -> str:
@@ -111,50 +112,50 @@ def form(env: str) -> str:
     return "z.2f" if env == "FrozenLake-v1" else "z.0f"
 
 
+def seeds(table: Table) -> str:
+    """How many runs stand behind a cell."""
+    numbers = {len(rows) for entries in table.values() for rows in entries.values()}
+    return "–".join(str(number) for number in sorted({min(numbers), max(numbers)})) + " seeds"
+
+
 def returns_table(study: str, variants: list[str], names: list[str]) -> str:
     """Mean greedy returns: a row for each environment, a column for each variant."""
     lines = []
     for env, found in load(study).items():
-        samples = {name: values(found[name]) for name in variants if name in found}
+        samples = {name: values(found[name]) for name in variants}
         best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
         clear = interval(difference, samples[best], samples[second])[0] > 0
-        cells = [heading(env, budget([*found.values()][0]))]
-        for name in variants:
-            if name not in samples:
-                cells.append("–")
-                continue
-            bounds = interval(mean, samples[name])
-            bold = clear and name == best
-            cells.append(with_interval(mean(samples[name]), bounds, form(env), bold))
-        seeds = sorted({len(sample) for sample in samples.values()})
-        lines.append([*cells, " to ".join(str(x) for x in seeds[:1] + seeds[1:][-1:])])
-    return markdown(["", *names, "seeds"], lines)
+        cells = [heading(env, budget(found[best]))]
+        for name, sample in samples.items():
+            bounds = interval(mean, sample)
+            cells.append(with_interval(mean(sample), bounds, form(env), clear and name == best))
+        lines.append(cells)
+    return markdown([seeds(load(study)), *names], lines)
 
 
 def ladder_table() -> str:
     """All variants; under the environments the mean of their scores."""
     found = load("ladder")
-    variants = [*studies.VARIANTS]
     cells = []
-    for variant in variants:
+    for variant in studies.VARIANTS:
         samples = [[scores(env, entries[variant])] for env, entries in found.items()]
         cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
-    names = [NAMES.get(variant, variant) for variant in variants]
-    total = f"| mean score | {' | '.join(cells)} | |"
-    return f"{returns_table('ladder', variants, names)}\n{total}"
+    names = [NAMES.get(variant, variant) for variant in studies.VARIANTS]
+    returns = returns_table("ladder", [*studies.VARIANTS], names)
+    return f"{returns}\n| mean score | {' | '.join(cells)} |"
 
 
 def beats_table() -> str:
     """The probability that a run ends above one of ppo.py: on each environment and in all."""
-    found = load("ladder")
-    lines = []
+    columns = []
     for variant in [*studies.VARIANTS][:-1]:
-        pairs = [[values(each[variant]), values(each["PPO"])] for each in found.values()]
+        pairs = [[values(each[variant]), values(each["PPO"])] for each in load("ladder").values()]
         cells = [f"{wins(*pair):.2f}" for pair in pairs]
-        total = with_interval(*mean_of_all(wins, pairs), ".2f")
-        lines.append([NAMES.get(variant, variant), *cells, total])
-    names = [heading(env, 1000).split()[0] for env in found]
-    return markdown(["", *names, "all"], lines)
+        columns.append([NAMES.get(variant, variant), *cells])
+        columns[-1].append(with_interval(*mean_of_all(wins, pairs), ".2f"))
+    names = [heading(env, steps) for env, steps in studies.STEPS.items()]
+    head, *lines = zip(["", *names, "all"], *columns)
+    return markdown(head, lines)
 
 
 def ablations_table() -> str:
