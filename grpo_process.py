@@ -108,7 +108,7 @@ class Args:
 def compute_advantages(
     rewards: Tensor, mask: Tensor, gamma: float, norm_std: bool = True
 ) -> Tensor:
-    """Advantages [K, G, T] of every step from rewards and mask [K, G, T]; 0 where mask is False.
+    """Advantages [K, G, T] from rewards and mask [K, G, T], which are padded at the end; 0 there.
 
     A group whose rewards tie, up to float32's rounding, gives exactly 0.
     """
@@ -147,7 +147,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     """Minus (Eq. 3 + an entropy bonus) on a flat batch of B steps, and the metrics to log.
 
     batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, ref_log_probs, advantages,
-    weights (by step_weights).
+    weights (by step_weights). policy(obs) gives a distribution whose log_prob is [B].
     """
     distribution = policy(batch["obs"])
     log_probs = distribution.log_prob(batch["actions"])
@@ -276,7 +276,7 @@ class Episodes(NamedTuple):
 def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
     """Play an episode in each environment, and again until they fill a minibatch.
 
-    The members of a group start from one reset seed. UserError if their first observations differ.
+    With --seed-groups a group starts from one reset seed; UserError if first observations differ.
     """
     episodes = []  # each a list of steps
     while sum(map(len, episodes)) < args.minibatch_size:
@@ -285,8 +285,8 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
         seeds = seeds.repeat_interleave(len(envs) // num_seeds).tolist()
         first = len(episodes)
         episodes += [[] for _ in envs]
-        for i, obs, action, reward, truncated in play(envs, policy, seeds):  # lines 7 and 8
-            episodes[first + i].append((obs, action, reward, truncated))
+        for i, *step in play(envs, policy, seeds):  # lines 7 and 8
+            episodes[first + i].append(step)
 
     lengths = torch.tensor([len(episode) for episode in episodes]).view(-1, args.group_size, 1)
     mask = torch.arange(lengths.max()) < lengths
@@ -325,7 +325,7 @@ def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
     """μ passes over the batch, cut short by --target-kl; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    num_steps = min(of_all_processes(len(batch["obs"])))
+    num_steps = min(of_all_processes(len(batch["obs"])))  # all take as many gradient steps
     num_minibatches = max(1, round(num_steps / args.minibatch_size))
     for _ in range(args.update_epochs):  # line 10
         order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
@@ -380,7 +380,7 @@ def train(args: Args, advantages_of=None) -> "Run":
             advantages = advantages_of(episodes, args)
         batch = make_batch(episodes, advantages, policy, reference, args)
         metrics = update(policy, optimizer, batch, args)  # lines 10 and 11
-        if args.norm_obs:
+        if args.norm_obs:  # only now, so that π_old and π_θ normalize alike
             update_obs_stats(policy, batch["obs"])
         episode_returns = episodes.rewards.sum(dim=-1)  # [K, G]
         metrics |= group_metrics(episodes, episode_returns, advantages)
@@ -664,7 +664,7 @@ class Run:
 
 
 def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
-    """Load what Run.save wrote into parts; its options and progress. Or UserError."""
+    """Load into parts what Run.save wrote, and return its options and progress. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         for name, part in parts.items():

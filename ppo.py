@@ -315,7 +315,7 @@ def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
     """Passes over the batch, cut short by --target-kl; returns the metrics' means."""
     history = []
     parameters = list(policy.parameters())
-    num_steps = min(of_all_processes(len(batch["obs"])))
+    num_steps = min(of_all_processes(len(batch["obs"])))  # all take as many gradient steps
     num_minibatches = max(1, round(num_steps / args.minibatch_size))
     for _ in range(args.update_epochs):
         order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
@@ -356,7 +356,7 @@ def train(args: Args) -> "Run":
         steps = collect_steps(in_flight, policy, args.num_steps)  # by π_old, π_θ before update
         batch = make_batch(steps, policy, args)
         metrics = update(policy, optimizer, batch, args)
-        if args.norm_obs:
+        if args.norm_obs:  # only now, so that π_old and π_θ normalize alike
             update_obs_stats(policy, batch["obs"])
         run.record(len(batch["obs"]), steps.episode_returns, metrics | episode_metrics(steps))
 
@@ -658,7 +658,7 @@ class Run:
 
 
 def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
-    """Load what Run.save wrote into parts; its options and progress. Or UserError."""
+    """Load into parts what Run.save wrote, and return its options and progress. Or UserError."""
     try:
         states = torch.load(path, map_location="cpu", weights_only=True)  # which runs no code
         for name, part in parts.items():
