@@ -20,7 +20,8 @@ value of the observation it led to, not of the next episode's first one.
     ρ, Â    ratio, advantages         K       --update-epochs
 
 Usual beyond Algorithm 1: the ½ (the paper and SB3 have none), normalized advantages (here over the
-whole batch), early stopping by KL, clipped gradients, a falling learning rate, orthogonal weights.
+whole batch), early stopping by KL, clipped gradients (here each network's by itself), a falling
+learning rate, orthogonal weights.
 Code that the GRPO scripts share with it is identical in all files.
 """
 
@@ -314,7 +315,8 @@ def make_batch(steps: Steps, policy: ActorCritic, args: Args) -> dict:
 def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
     """Passes over the batch, cut short by --target-kl; returns the metrics' means."""
     history = []
-    parameters = list(policy.parameters())
+    critic = list(policy.critic.parameters())
+    actor = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
     num_steps = min(of_all_processes(len(batch["obs"])))  # all take as many gradient steps
     num_minibatches = max(1, round(num_steps / args.minibatch_size))
     for _ in range(args.update_epochs):
@@ -325,8 +327,10 @@ def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            average_over_processes([*(p.grad for p in parameters), approx_kl])  # in place
-            grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
+            average_over_processes([*(p.grad for p in actor + critic), approx_kl])  # in place
+            max_norm = args.max_grad_norm or torch.inf
+            nn.utils.clip_grad_norm_(critic, max_norm)  # by itself, for it grows with the returns
+            grad_norm = nn.utils.clip_grad_norm_(actor, max_norm)
             history.append(metrics | {"losses/grad_norm": grad_norm})
             if 0 < args.target_kl < approx_kl:  # already far from π_old
                 return means(history)
