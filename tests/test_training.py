@@ -41,9 +41,6 @@ def starts(episodes):
     return episodes.obs[ends - lengths.flatten()].view(*lengths.shape, -1)
 
 
-# --- The rollout
-
-
 def test_a_group_starts_equal_and_groups_differ():
     _, _, episodes = collect()
     first = starts(episodes)
@@ -169,9 +166,6 @@ def test_what_is_not_finite_is_named_with_its_seeds(refused, script, what):
 def test_an_exception_of_an_environment_keeps_its_traceback(cli):
     with pytest.raises(KeyError, match="no such kind"):
         cli("grpo_rtg", **env("Answer", kind="no such kind"))
-
-
-# --- Training
 
 
 @both_kinds
@@ -351,9 +345,6 @@ def test_checkpoints_come_by_time(monkeypatch):
     run.step += 1
     run.save("checkpoint.pt")
     assert (run.dir / "checkpoint.pt").read_bytes() == before
-
-
-# --- torchrun
 
 
 def one_of_two(module, **options) -> None:
