@@ -31,15 +31,15 @@ Table = dict[str, dict[str, list[dict]]]  # {environment: {variant: [row, ...]}}
 
 
 @cache
-def load(study: str) -> Table:
-    """Rows of a study, of today's commands alone."""
+def load(study: str, fewest: int = 1) -> Table:
+    """Rows of today's commands, for environments where each variant has the fewest or more."""
     rows = run.read(run.RESULTS / f"{study}.csv")
     table = {}
     for job in (run.Job(*job) for job in studies.STUDIES[study]()):
         row = rows.get(job.key)
         if row and row["command"] == job.command:
             table.setdefault(job.env, {}).setdefault(job.variant, []).append(row)
-    return table
+    return {env: found for env, found in table.items() if min(map(len, found.values())) >= fewest}
 
 
 def values(rows: list[dict], column: str = "greedy") -> np.ndarray:
@@ -79,9 +79,8 @@ def mean_of_all(statistic: Callable, samples: list[list]) -> tuple[np.ndarray, n
     width = len(samples[0])
 
     def overall(*flat) -> np.ndarray:
-        return sum(statistic(*flat[i : i + width]) for i in range(0, len(flat), width)) / len(
-            samples
-        )
+        each = [statistic(*flat[i : i + width]) for i in range(0, len(flat), width)]
+        return sum(each) / len(each)
 
     flat = [x for each in samples for x in each]
     return overall(*flat), interval(overall, *flat)
@@ -121,7 +120,7 @@ def seeds(table: Table) -> str:
 def returns_table(study: str, variants: list[str], names: list[str]) -> str:
     """Mean greedy returns: a row for each environment, a column for each variant."""
     lines = []
-    for env, found in load(study).items():
+    for env, found in load(study, 5).items():
         samples = {name: values(found[name]) for name in variants}
         best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
         clear = interval(difference, samples[best], samples[second])[0] > 0
@@ -130,12 +129,12 @@ def returns_table(study: str, variants: list[str], names: list[str]) -> str:
             bounds = interval(mean, sample)
             cells.append(with_interval(mean(sample), bounds, form(env), clear and name == best))
         lines.append(cells)
-    return markdown([seeds(load(study)), *names], lines)
+    return markdown([seeds(load(study, 5)), *names], lines)
 
 
 def ladder_table() -> str:
     """All variants; under the environments the mean of their scores."""
-    found = load("ladder")
+    found = load("ladder", 5)
     cells = []
     for variant in studies.VARIANTS:
         samples = [[scores(env, entries[variant])] for env, entries in found.items()]
@@ -147,13 +146,14 @@ def ladder_table() -> str:
 
 def beats_table() -> str:
     """The probability that a run ends above one of ppo.py: on each environment and in all."""
+    found = load("ladder", 5)
     columns = []
     for variant in [*studies.VARIANTS][:-1]:
-        pairs = [[values(each[variant]), values(each["PPO"])] for each in load("ladder").values()]
+        pairs = [[values(each[variant]), values(each["PPO"])] for each in found.values()]
         cells = [f"{wins(*pair):.2f}" for pair in pairs]
         columns.append([NAMES.get(variant, variant), *cells])
         columns[-1].append(with_interval(*mean_of_all(wins, pairs), ".2f"))
-    names = [heading(env, steps) for env, steps in studies.STEPS.items()]
+    names = [heading(env, studies.STEPS[env]) for env in found]
     head, *lines = zip(["", *names, "all"], *columns)
     return markdown(head, lines)
 

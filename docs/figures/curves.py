@@ -32,7 +32,7 @@ COLOURS = {
 def main() -> None:
     use_style()
     figure, axes = plt.subplots(4, 2, figsize=(9, 11), layout="constrained")
-    for panel, (env, found) in zip(axes.flat, report.load("ladder").items()):
+    for panel, (env, found) in zip(axes.flat, report.load("ladder", 5).items()):
         steps = np.linspace(0, studies.STEPS[env], 26)[1:] / 1000
         for variant, colour in COLOURS.items():
             curves = np.array([row["curve"].split() for row in found[variant]], dtype=float)
