@@ -70,39 +70,39 @@ class Args:
     total_timesteps: int = 500_000  # environment steps; the last iteration may exceed them
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 4  # K: groups per iteration and process (more to fill a minibatch)
+    num_groups: int = 4  # K: groups played at a time by a process, until a minibatch is full
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     gamma: float = 0.99  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
 
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    minibatch_size: int = 1024  # about how many steps a gradient step sees
+    minibatch_size: int = 1024  # about how many steps a gradient step sees; a rollout has no fewer
     learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
     ref_update_interval: int = 0  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
-    ent_coef: float = 0.0  # weight of an entropy bonus, in nats
+    ent_coef: float = 0.0  # weight of an entropy bonus (entropy in nats)
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
     target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
-    norm_obs: bool = False  # normalize and clip observations (at first only clip); try it on images
+    norm_obs: bool = False  # observations to mean 0, std 1, clipped to ±10 (at first only clipped)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
     eval_interval: int = 0  # iterations between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
-    render: bool = False  # show the episodes of evaluations in a window
+    render: bool = False  # show the episodes of evaluations in a window, one by one
     capture_video: bool = False  # record the first episode of each evaluation (not with --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
-    resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
-    evaluate: str | None = None  # play this model.pt or checkpoint.pt instead of training
+    resume: str | None = None  # go on from this checkpoint.pt; options not given are the file's
+    evaluate: str | None = None  # play this model.pt or checkpoint.pt; options as with --resume
 
 
 def compute_advantages(
@@ -438,7 +438,7 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
     """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices plus start."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # what is not is left as it is
+        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
         low = np.where(bounded, space.low, -1)
         high = np.where(bounded, space.high, 1)
         actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it

@@ -19,10 +19,9 @@ value of the observation it led to, not of the next episode's first one.
     γ, λ    --gamma, --gae-lambda     c1, c2  --vf-coef, --ent-coef
     ρ, Â    ratio, advantages         K       --update-epochs
 
-Usual beyond Algorithm 1: the ½ (the paper and SB3 have none), normalized advantages (here over the
+Beyond Algorithm 1: the ½ (the paper and SB3 have none), normalized advantages (here over the
 whole batch), early stopping by KL, clipped gradients (here each network's by itself), a falling
-learning rate, orthogonal weights.
-Code that the GRPO scripts share with it is identical in all files.
+learning rate, orthogonal weights. What the GRPO scripts have in common with it is word for word the same.
 """
 
 # /// script
@@ -69,33 +68,33 @@ class Args:
     num_steps: int = 256  # T: steps per environment and iteration
     gamma: float = 0.99  # γ: discount per step
     gae_lambda: float = 0.98  # λ: GAE's trade of bias (0) against variance (1)
-    norm_adv: bool = True  # normalize the advantages of each batch
+    norm_adv: bool = True  # normalize the advantages of an iteration
 
     update_epochs: int = 10  # K: passes over an iteration's steps
     minibatch_size: int = 128  # about how many steps a gradient step sees
     learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
-    ent_coef: float = 0.0  # c2: weight of an entropy bonus, in nats
+    ent_coef: float = 0.0  # c2: weight of an entropy bonus (entropy in nats)
     vf_coef: float = 0.5  # c1: weight of the value loss
-    max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
+    max_grad_norm: float = 0.5  # L2 norm to which each network's gradient is clipped (0: it is not)
     target_kl: float = 0.1  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
-    norm_obs: bool = False  # normalize and clip observations (at first only clip); try it on images
+    norm_obs: bool = False  # observations to mean 0, std 1, clipped to ±10 (at first only clipped)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
     eval_interval: int = 0  # iterations between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
-    render: bool = False  # show the episodes of evaluations in a window
+    render: bool = False  # show the episodes of evaluations in a window, one by one
     capture_video: bool = False  # record the first episode of each evaluation (not with --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
-    resume: str | None = None  # go on from this checkpoint.pt; options not given are its own
-    evaluate: str | None = None  # play this model.pt or checkpoint.pt instead of training
+    resume: str | None = None  # go on from this checkpoint.pt; options not given are the file's
+    evaluate: str | None = None  # play this model.pt or checkpoint.pt; options as with --resume
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
@@ -416,7 +415,7 @@ def to_env(actions: np.ndarray, space: spaces.Space) -> list:
     """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices plus start."""
     actions = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # what is not is left as it is
+        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
         low = np.where(bounded, space.low, -1)
         high = np.where(bounded, space.high, 1)
         actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it

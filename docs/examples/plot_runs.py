@@ -15,18 +15,30 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+POINTS = 200  # of a curve in the picture
+
 
 def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
-    """Environment steps and values of a curve; empty if the run has no such curve."""
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    """Environment steps and values of a curve; exits if it has fewer than two points."""
+    points = []
+    if run.is_dir():
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+        points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    if len(points) < 2:
+        sys.exit(f"plot_runs.py: {run} has fewer than two points of {tag}.")
     return [point.step for point in points], [point.value for point in points]
+
+
+def running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """The mean of up to width values around each one."""
+    window = np.ones(width)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def main(
     runs: tyro.conf.Positional[list[Path]],
     tag: str = "charts/episodic_return",
-    smooth: int = 5,
+    smooth: float = 0.05,
     out: Path = Path("curves.png"),
 ) -> None:
     """Plot the curves of runs, which are folders named env__script__seed__time.
@@ -34,24 +46,25 @@ def main(
     Args:
         runs: folders of runs, of one environment
         tag: which curve
-        smooth: iterations in a running mean
+        smooth: share of the steps over which a running mean goes
         out: the picture
     """
     curves = {}  # of each script
     for run in runs:
-        steps, values = read(run, tag)
-        if len(steps) < smooth:
-            sys.exit(f"plot_runs.py: {run} has fewer than {smooth} points of {tag}: see --smooth.")
-        means = np.convolve(values, np.ones(smooth) / smooth, mode="valid")
-        script = run.resolve().name.split("__")[1]
-        curves.setdefault(script, []).append((steps[smooth - 1 :], means))
+        curve = read(run, tag)
+        env, script, *_ = run.resolve().name.split("__")
+        curves.setdefault(script, []).append(curve)
+        if not runs[0].resolve().name.startswith(f"{env}__"):
+            sys.exit(f"plot_runs.py: {runs[0]} and {run} are of different environments.")
     for script, found in curves.items():
-        shortest = min(steps[-1] for steps, _ in found)
-        grid = np.linspace(0, shortest, 200)
-        band = [np.interp(grid, steps, means, left=np.nan) for steps, means in found]
-        [line] = plt.plot(grid, np.mean(band, axis=0), label=f"{script}, {len(found)} seeds")
+        first = max(steps[0] for steps, _ in found)
+        last = min(steps[-1] for steps, _ in found)
+        grid = np.linspace(first, last, POINTS)
+        width = max(1, round(smooth * POINTS))
+        band = [running_mean(np.interp(grid, *curve), width) for curve in found]
+        plt.plot(grid, np.mean(band, axis=0), linewidth=2, label=f"{script}, {len(found)} seeds")
         plt.fill_between(grid, np.min(band, axis=0), np.max(band, axis=0), alpha=0.2)
-        line.set_linewidth(2)
+    plt.title(env)
     plt.xlabel("environment steps")
     plt.ylabel(tag)
     plt.legend()
