@@ -16,9 +16,8 @@ each step on, with a baseline b:
 
     R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - b_{i,t}) / std(R - b)
 
-b is the mean of R over the members still alive at t (--baseline timestep; the last one alive gets
-0) or over all steps of the group (group; Kaggle discussion 573162, sb3-contrib #301), and std is
-over all steps of the group.
+b is the mean of R over the members still alive at t (--baseline timestep; the last one gets 0) or
+over all steps of the group (group; Kaggle discussion 573162, sb3-contrib #301). std is over all.
 
     paper   here                      paper   here
     G       --group-size              π_old   old_log_probs
@@ -28,8 +27,8 @@ over all steps of the group.
 
 A step of Algorithm 1 is an iteration here. Departures: rewards are the environment's, so line 12 is
 missing. By default there is no KL term (no policy is pretrained), the mean is over all steps
-(--loss-agg trajectory: Eq. 3), the μ passes go in minibatches and end early (--target-kl),
-gradients are clipped, the learning rate falls, and γ < 1.
+(--loss-agg trajectory: Eq. 3), μ passes go in minibatches and end early (--target-kl), gradients
+are clipped, the learning rate falls, and γ < 1.
 """
 
 # /// script
@@ -82,7 +81,7 @@ class Args:
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
 
     update_epochs: int = 8  # μ: passes over an iteration's steps
-    minibatch_size: int = 1024  # about how many steps a gradient step sees; a rollout has no fewer
+    minibatch_size: int = 1024  # about how many steps a gradient step sees
     learning_rate: float = 5e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
@@ -90,7 +89,7 @@ class Args:
     ref_update_interval: int = 0  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus (entropy in nats)
-    max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped (0: it is not)
+    max_grad_norm: float = 0.5  # L2 norm to which a network's gradient is clipped (0: it is not)
     target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 
     hidden_size: int = 64  # units in each of the two hidden layers
@@ -159,6 +158,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     distribution = policy(batch["obs"])
     log_probs = distribution.log_prob(batch["actions"])
     advantages = batch["advantages"]
+    assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
     weights = batch["weights"]
 
     # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
@@ -685,7 +685,7 @@ def check_args(args: Args) -> None:
     """UserError if an option is out of range."""
     lowest = {"seed": 0, "ref_update_interval": 0, "eval_interval": 0}
     lowest |= {"group_size": 2, "log_std_init": -20}
-    for field in fields(args):
+    for field in fields(Args):  # an example's own are its affair
         value = getattr(args, field.name)
         low = lowest.get(field.name, 1 if field.type is int else 0)
         high = 1 if field.name in ("gamma", "gae_lambda") else 2**40

@@ -21,7 +21,7 @@ value of the observation it led to, not of the next episode's first one.
 
 Beyond Algorithm 1: the ½ (the paper and SB3 have none), normalized advantages (here over the
 whole batch), early stopping by KL, clipped gradients (here each network's by itself), a falling
-learning rate, orthogonal weights. What the GRPO scripts have in common with it is word for word the same.
+learning rate, orthogonal weights. What the GRPO scripts share with it is word for word the same.
 """
 
 # /// script
@@ -77,7 +77,7 @@ class Args:
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     ent_coef: float = 0.0  # c2: weight of an entropy bonus (entropy in nats)
     vf_coef: float = 0.5  # c1: weight of the value loss
-    max_grad_norm: float = 0.5  # L2 norm to which each network's gradient is clipped (0: it is not)
+    max_grad_norm: float = 0.5  # L2 norm to which a network's gradient is clipped (0: it is not)
     target_kl: float = 0.1  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 
     hidden_size: int = 64  # units in each of the two hidden layers
@@ -120,6 +120,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     distribution = policy(batch["obs"])
     log_probs = distribution.log_prob(batch["actions"])
     advantages = batch["advantages"]
+    assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
 
     # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
     # The bound keeps exp finite. Under π_old, P(ρ > e^20) <= e^-20 (Markov's inequality).
@@ -675,7 +676,7 @@ def check_args(args: Args) -> None:
     """UserError if an option is out of range."""
     lowest = {"seed": 0, "ref_update_interval": 0, "eval_interval": 0}
     lowest |= {"log_std_init": -20}
-    for field in fields(args):
+    for field in fields(Args):  # an example's own are its affair
         value = getattr(args, field.name)
         low = lowest.get(field.name, 1 if field.type is int else 0)
         high = 1 if field.name in ("gamma", "gae_lambda") else 2**40

@@ -1,4 +1,4 @@
-"""GRPO as a language model has it, in a minute: a policy emits the tokens of a sum's answer, and a
+"""GRPO as a language model has it, in minutes: a policy emits the tokens of a sum's answer, and a
 verifier pays.
 
     python docs/examples/arithmetic.py
@@ -38,7 +38,7 @@ import grpo_outcome
 import grpo_process
 import grpo_rtg
 
-STEPS = 100_000  # of each script: tokens
+STEPS = 100_000  # of each script: tokens; with few the likeliest answers become worse
 END = 10  # the vocabulary: ten digits and the end of the answer
 MAX_TOKENS = 3  # two digits and END
 NUMBERS = 20  # a sum adds two of 0, …, 19
@@ -217,7 +217,7 @@ def main(seeds: int = 1) -> None:
     in brackets, range.
 
     Args:
-        seeds: how many; each takes less than a minute
+        seeds: how many; each takes minutes
     """
     start = time.perf_counter()
     results = [measure(seed) for seed in range(1, seeds + 1)]

@@ -5,7 +5,7 @@
 Rollouts of whole episodes and the update are grpo_rtg.py's. The advantage is regression.py's, with
 V in place of the regression. As in ppo.py, V judges an iteration's steps before it is fitted to
 them, its targets are Â + V, and it takes --update-epochs passes in minibatches. It has an optimizer
-of its own.
+of its own; under torchrun each process has its own V, and after a resume the first one's.
 """
 
 import sys
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from regression import divide_by_std, gae, values_of
 
 import grpo_rtg
-from grpo_rtg import Episodes, update_obs_stats
+from grpo_rtg import Episodes, of_all_processes, update_obs_stats
 from ppo import ActorCritic
 
 
@@ -89,7 +89,7 @@ class Critic:
                 self.optimizer.step()
         if args.norm_obs:
             update_obs_stats(self.network, obs)
-        self.step += len(obs)
+        self.step += sum(of_all_processes(len(obs)))
 
 
 if __name__ == "__main__":

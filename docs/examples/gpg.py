@@ -3,7 +3,7 @@ steps in the same bin of states.
 
     python docs/examples/gpg.py --env-id CartPole-v1 --bin-width 1
 
-Its Algorithm 2, here after code that implements it, sorts an iteration's steps into bins f(s, t).
+Its Algorithm 2 sorts an iteration's steps into bins f(s, t).
 Each episode gives a bin the return-to-go of its first visit, and a step's advantage is R minus the
 mean of its bin. With f = t and one group that is --baseline timestep; here f is the state, rounded.
 The numbers of a state have different units, so they are rounded in standard deviations, which is

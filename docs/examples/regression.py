@@ -39,7 +39,10 @@ class Args(grpo_rtg.Args):
 
 
 class Regression:
-    """advantages_of for grpo_rtg.train. It keeps the last fit, for what a time limit cuts off."""
+    """advantages_of for grpo_rtg.train.
+
+    It keeps the last fit, for what a time limit cuts off, though its inputs are scaled anew.
+    """
 
     def __init__(self):
         self.weights = torch.zeros(1 + NUM_FEATURES).double()
@@ -94,7 +97,7 @@ def gae(episodes: Episodes, values: Tensor, gamma: float, gae_lambda: float) -> 
 
 
 def divide_by_std(advantages: Tensor, episodes: Episodes) -> Tensor:
-    """Advantages [K, G, T] over their spread in the group; 0 where that is rounding, as there."""
+    """Advantages [K, G, T] over their root mean square in the group; 0 where that is rounding."""
     num_steps = episodes.mask.sum(dim=(1, 2), keepdim=True)
     variance = advantages.square().sum(dim=(1, 2), keepdim=True) / (num_steps - 1).clamp(min=1)
     std = variance.sqrt()
