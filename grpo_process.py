@@ -679,7 +679,7 @@ def check_args(args: Args) -> None:
     """UserError if an option is out of range."""
     lowest = {"seed": 0, "ref_update_interval": 0, "eval_interval": 0}
     lowest |= {"group_size": 2, "log_std_init": -20}
-    for field in fields(Args):  # an example's own are its affair
+    for field in fields(args):
         value = getattr(args, field.name)
         low = lowest.get(field.name, 1 if field.type is int else 0)
         high = 1 if field.name in ("gamma", "gae_lambda") else 2**40

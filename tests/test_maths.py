@@ -315,6 +315,8 @@ def test_far_away_policies_give_finite_losses_and_gradients(kind):
         loss, metrics = loss_of(kind, policy, batch | {name: batch[name] + far})
         assert np.isfinite([loss.item(), *metrics.values()]).all()
         assert np.isfinite(gradient(policy, loss)).all()
+    with pytest.raises(AssertionError):  # to [B, B] they would broadcast
+        loss_of(kind, policy, batch | {"advantages": batch["advantages"][:, None]})
 
 
 @pytest.mark.parametrize("kind", ["step", "ppo"])
