@@ -31,8 +31,10 @@ COLOURS = {
 
 def main() -> None:
     use_style()
-    figure, axes = plt.subplots(4, 2, figsize=(9, 11), layout="constrained")
-    for panel, (env, found) in zip(axes.flat, report.load("ladder", 5).items()):
+    ladder = report.load("ladder", 5)
+    rows = (len(ladder) + 1) // 2
+    figure, axes = plt.subplots(rows, 2, figsize=(9, 0.6 + 2.6 * rows), layout="constrained")
+    for panel, (env, found) in zip(axes.flat, ladder.items()):
         steps = np.linspace(0, studies.STEPS[env], 26)[1:] / 1000
         for variant, colour in COLOURS.items():
             curves = np.array([row["curve"].split() for row in found[variant]], dtype=float)
