@@ -23,8 +23,8 @@ The advantage (section 4.1.2) compares whole episodes, by their returns:
 
 A step of Algorithm 1 is an iteration here. Departures: rewards are the environment's, so line 12 is
 missing. By default there is no KL term (no policy is pretrained), the mean is over all steps
-(--loss-agg trajectory: Eq. 3), the μ passes go in minibatches and end early (--target-kl),
-gradients are clipped, and the learning rate falls.
+(--loss-agg trajectory: Eq. 3), μ passes go in minibatches and end early (--target-kl), gradients
+are clipped, and the learning rate falls.
 """
 
 # /// script
