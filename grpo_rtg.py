@@ -11,13 +11,13 @@ episode. The objective is Eq. 3 with the KL term of Eq. 4, averaged over K group
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
 
-The paper's advantage (4.1.2) is in grpo_outcome.py. This file compares what is still to come, from
-each step on, with a baseline b:
+The paper's advantages are in grpo_outcome.py (4.1.2) and grpo_process.py (4.1.3). This file
+compares the return-to-go R of each step with a baseline b; std is over the group's steps:
 
     R_{i,t} = Σ_{j≥t} γ^(j-t) r_{i,j},    Â_{i,t} = (R_{i,t} - b_{i,t}) / std(R - b)
 
 b is the mean of R over the members still alive at t (--baseline timestep; the last one gets 0) or
-over all steps of the group (group; Kaggle discussion 573162, sb3-contrib #301). std is over all.
+over all steps of the group (--baseline group; Kaggle discussion 573162, sb3-contrib #301).
 
     paper   here                      paper   here
     G       --group-size              π_old   old_log_probs
@@ -73,7 +73,7 @@ class Args:
     total_timesteps: int = 200_000  # environment steps; the last iteration may exceed them
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 4  # K: groups played at a time by a process, until a minibatch is full
+    num_groups: int = 4  # groups played at a time by a process, K until a minibatch is full
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     baseline: Literal["group", "timestep"] = "timestep"  # b: mean R of all steps, or of those at t
@@ -161,7 +161,7 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
     weights = batch["weights"]
 
-    # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
+    # In an iteration's first gradient step ρ = 1, nothing is clipped: it is the policy gradient's.
     # The bound keeps exp finite. Under π_old, P(ρ > e^20) <= e^-20 (Markov's inequality).
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
@@ -277,11 +277,11 @@ class Episodes(NamedTuple):
     actions: Tensor  # [S, A]
     rewards: Tensor  # [K, G, T] float64, 0 where there is no step
     mask: Tensor  # [K, G, T] bool, True where there is a step
-    truncated: Tensor  # [K, G] bool, True where a time limit cut the episode: for plug-ins
+    truncated: Tensor  # [K, G] bool, True where a time limit cut the episode: for advantages_of
 
 
 def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
-    """Play an episode in each environment, and again until they fill a minibatch.
+    """Play an episode in each environment, again until the steps fill a minibatch.
 
     With --seed-groups a group starts from one reset seed; UserError if first observations differ.
     """
@@ -464,7 +464,7 @@ def set_seeds(*numbers: int) -> None:
 
 
 def start_device(args: Args) -> torch.device:
-    """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
+    """The CPU or, with --cuda, a GPU for each process; joins torchrun's processes."""
     torch.set_num_threads(args.num_threads)
     if WORLD_SIZE > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates

@@ -122,7 +122,7 @@ def ppo_loss(policy, batch: dict, clip_coef: float, ent_coef: float, vf_coef: fl
     advantages = batch["advantages"]
     assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
 
-    # In an iteration's first gradient step ρ = 1: nothing is clipped, it is the policy gradient.
+    # In an iteration's first gradient step ρ = 1, nothing is clipped: it is the policy gradient's.
     # The bound keeps exp finite. Under π_old, P(ρ > e^20) <= e^-20 (Markov's inequality).
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
@@ -458,7 +458,7 @@ def set_seeds(*numbers: int) -> None:
 
 
 def start_device(args: Args) -> torch.device:
-    """The CPU or, with --cuda, a GPU; under torchrun one for each process, and they are joined."""
+    """The CPU or, with --cuda, a GPU for each process; joins torchrun's processes."""
     torch.set_num_threads(args.num_threads)
     if WORLD_SIZE > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates

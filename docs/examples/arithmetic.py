@@ -5,7 +5,7 @@ verifier pays.
     python docs/examples/arithmetic.py --seeds 5
 
 A policy is first pretrained on written-out sums, briefly, so that it is often wrong. Then each GRPO
-script trains it further: every update samples G answers to each of K prompts, and the KL penalty
+script trains it further: every iteration samples G answers to each of K prompts, and the KL penalty
 holds the policy to the pretrained one. What is printed is the share of right answers, on prompts
 that no training has seen and on those of training.
 
