@@ -66,7 +66,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     env_kwargs: str = "{}"  # for gym.make, as '{"is_slippery": false, "max_episode_steps": 50}'
-    total_timesteps: int = 200_000  # environment steps; the last iteration may exceed them
+    total_timesteps: int = 200_000  # environment steps; the iteration that reaches them is the last
     seed: int = 1  # fixes weights, start states and sampling
 
     num_groups: int = 4  # groups played at a time by a process, K until a minibatch is full
@@ -81,7 +81,7 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
-    ref_update_interval: int = 0  # M: iterations from one π_ref ← π_θ to the next (0: fixed)
+    ref_update_interval: int = 0  # M: iterations between π_ref ← π_θ (0: the initial policy stays)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
     ent_coef: float = 0.0  # weight of an entropy bonus (entropy in nats)
     max_grad_norm: float = 0.5  # L2 norm to which a network's gradient is clipped (0: it is not)
@@ -89,7 +89,7 @@ class Args:
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
-    norm_obs: bool = False  # observations to mean 0, std 1, clipped to ±10 (at first only clipped)
+    norm_obs: bool = False  # observations to mean 0, std 1, within ±10 (iteration 1: only clipped)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
@@ -97,11 +97,11 @@ class Args:
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window, one by one
-    capture_video: bool = False  # record the first episode of each evaluation (not with --render)
+    capture_video: bool = False  # film each evaluation's first episode to videos/ (not if --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are the file's
-    evaluate: str | None = None  # play this model.pt or checkpoint.pt; options as with --resume
+    evaluate: str | None = None  # play the policy of this file; options not given are the file's
 
 
 def compute_advantages(
@@ -243,7 +243,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = F
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
-            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
+            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
         actions = policy.act(obs, greedy)
         env_actions = to_env(actions, envs[0].action_space)
         for row, i in enumerate(list(running)):
@@ -285,7 +285,7 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
     mask = torch.arange(lengths.max()) < lengths
     starts = np.array([steps[0][0] for steps in episodes]).reshape(*mask.shape[:2], -1)  # [K, G, D]
     if args.seed_groups and (starts != starts[:, :1]).any():
-        raise UserError(f"{envs[0]} ignores reset(seed): fix that, or train with --no-seed-groups.")
+        raise UserError(f"{args.env_id} ignores reset(seed): fix that, or use --no-seed-groups.")
     columns = zip(*chain(*episodes))  # by episode, then by time
     obs, actions, rewards, _ = (torch.from_numpy(np.array(column)) for column in columns)
     return Episodes(

@@ -61,7 +61,7 @@ class Args:
 
     env_id: str = "CartPole-v1"  # Gymnasium id; "module:Name-v0" imports the module first
     env_kwargs: str = "{}"  # for gym.make, as '{"is_slippery": false, "max_episode_steps": 50}'
-    total_timesteps: int = 200_000  # environment steps; the last iteration may exceed them
+    total_timesteps: int = 200_000  # environment steps; the iteration that reaches them is the last
     seed: int = 1  # fixes weights, start states and sampling
 
     num_envs: int = 16  # N: environments stepped side by side (under torchrun, by each process)
@@ -82,7 +82,7 @@ class Args:
 
     hidden_size: int = 64  # units in each of the two hidden layers
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
-    norm_obs: bool = False  # observations to mean 0, std 1, clipped to ±10 (at first only clipped)
+    norm_obs: bool = False  # observations to mean 0, std 1, within ±10 (iteration 1: only clipped)
     cuda: bool = False  # train on a GPU if there is one
     num_threads: int = 1  # torch's CPU threads
 
@@ -90,11 +90,11 @@ class Args:
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window, one by one
-    capture_video: bool = False  # record the first episode of each evaluation (not with --render)
+    capture_video: bool = False  # film each evaluation's first episode to videos/ (not if --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are the file's
-    evaluate: str | None = None  # play this model.pt or checkpoint.pt; options as with --resume
+    evaluate: str | None = None  # play the policy of this file; options not given are the file's
 
 
 def compute_gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float):
@@ -260,7 +260,7 @@ def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> 
         obs = np.array([episode.obs for episode in in_flight])
         if not np.isfinite(obs).all():
             seeds = [episode.seed for episode in in_flight]
-            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
+            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
         actions = policy.act(obs)
         env_actions = to_env(actions, action_space)
         for n, episode in enumerate(in_flight):
@@ -436,7 +436,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = F
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
-            raise UserError(f"An observation is NaN or infinite, in an episode of seeds {seeds}.")
+            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
         actions = policy.act(obs, greedy)
         env_actions = to_env(actions, envs[0].action_space)
         for row, i in enumerate(list(running)):

@@ -1,10 +1,10 @@
-"""Learning curves of several runs: a colour for each script, its mean and range over seeds.
+"""Learning curves of several runs: a colour for each script, its mean and range over runs.
 
 pip install matplotlib
 python docs/examples/plot_runs.py runs/CartPole-v1__*
 python docs/examples/plot_runs.py runs/CartPole-v1__* --tag eval/episodic_return --out eval.png
 
-The last one is for runs with --eval-interval.
+The last one is for runs with --eval-interval. A curve ends where its script's shortest run ends.
 """
 
 import sys
@@ -49,22 +49,21 @@ def main(
         smooth: share of the steps over which a running mean goes
         out: the picture
     """
+    names = [run.resolve().name.split("__") for run in runs]
+    if len({env for env, *_ in names}) != 1 or min(map(len, names)) < 2:
+        sys.exit("plot_runs.py: name folders of one environment, called env__script__seed__time.")
     curves = {}  # of each script
-    for run in runs:
-        curve = read(run, tag)
-        env, script, *_ = run.resolve().name.split("__")
-        curves.setdefault(script, []).append(curve)
-        if not runs[0].resolve().name.startswith(f"{env}__"):
-            sys.exit(f"plot_runs.py: {runs[0]} and {run} are of different environments.")
+    for run, (_, script, *_) in zip(runs, names):
+        curves.setdefault(script, []).append(read(run, tag))
     for script, found in curves.items():
         first = max(steps[0] for steps, _ in found)
         last = min(steps[-1] for steps, _ in found)
         grid = np.linspace(first, last, POINTS)
         width = max(1, round(smooth * POINTS))
         band = [running_mean(np.interp(grid, *curve), width) for curve in found]
-        plt.plot(grid, np.mean(band, axis=0), linewidth=2, label=f"{script}, {len(found)} seeds")
+        plt.plot(grid, np.mean(band, axis=0), linewidth=2, label=f"{script}, {len(found)} runs")
         plt.fill_between(grid, np.min(band, axis=0), np.max(band, axis=0), alpha=0.2)
-    plt.title(env)
+    plt.title(names[0][0])
     plt.xlabel("environment steps")
     plt.ylabel(tag)
     plt.legend()
