@@ -179,7 +179,7 @@ def ablations_table() -> str:
     return markdown(["", *heads], lines)
 
 
-def reached(env: str, rows: list[dict], column: str = "greedy") -> str:
+def reached(env: str, rows: list[dict], column: str) -> str:
     """The median return, and how many runs end at the threshold or above."""
     returns = values(rows, column)
     above = (returns >= THRESHOLD[env]).sum()
@@ -191,15 +191,15 @@ def with_threshold(env: str, steps: int) -> str:
 
 
 def defaults_table() -> str:
-    """A row for each script: greedy returns, and in training."""
-    found = load("defaults")
+    """A row for each environment; greedy returns, and in training, of each script."""
     steps = studies.DEFAULT_STEPS | studies.FURTHER_STEPS
     lines = []
-    for script in ("grpo_rtg.py", "ppo.py"):
-        for column, name in (("greedy", "greedy"), ("train_return", "in training")):
-            cells = [reached(env, entries[script], column) for env, entries in found.items()]
-            lines.append([f"`{script}`, {name}", *cells])
-    return markdown(["", *(with_threshold(env, steps[env]) for env in found)], lines)
+    for env, entries in load("defaults", 5).items():
+        cells = [with_threshold(env, steps[env])]
+        for script in ("grpo_rtg.py", "ppo.py"):
+            cells += [reached(env, entries[script], x) for x in ("greedy", "train_return")]
+        lines.append(cells)
+    return markdown(["", SCRIPT_NAMES[2], "in training", SCRIPT_NAMES[3], "in training"], lines)
 
 
 def tuning_table() -> str:
