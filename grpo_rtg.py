@@ -73,10 +73,10 @@ class Args:
     total_timesteps: int = 200_000  # environment steps; the iteration that reaches them is the last
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 4  # groups played at a time by a process, K until a minibatch is full
+    num_groups: int = 4  # groups played at a time by each process, until a minibatch is full
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
-    baseline: Literal["group", "timestep"] = "timestep"  # mean return-to-go of all steps or at t
+    baseline: Literal["group", "timestep"] = "timestep"  # b: mean return-to-go of all steps or at t
     gamma: float = 0.99  # γ: discount per step
     norm_std: bool = True  # divide by the standard deviation (off: as Dr. GRPO, arXiv:2503.20783)
 
