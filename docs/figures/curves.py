@@ -44,6 +44,8 @@ def main() -> None:
         panel.axhline(report.THRESHOLD[env], color="#808080", linewidth=0.8, linestyle=":")
         panel.set_title(env, loc="left", fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes.flat[len(ladder) :]:
+        panel.set_axis_off()
     for panel in axes[-1]:
         panel.set_xlabel("environment steps, thousands")
     figure.supylabel("return of training episodes", fontsize=10)
