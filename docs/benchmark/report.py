@@ -24,8 +24,7 @@ import tyro
 DOCS = Path(__file__).parents[1]
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
 SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
-NAMES = {"group": "`group`", "timestep": "`timestep`", "PPO": "`ppo.py`"}
-NAMES |= {"regression": "regr.", "regression, λ = 1": "regr., λ = 1"}
+NAMES = {"regression": "regr.", "regression, λ = 1": "regr., λ = 1", "PPO": "ppo.py"}
 SCRIPT_NAMES = ["`grpo_outcome.py`", "`grpo_process.py`", "`grpo_rtg.py`", "`ppo.py`"]
 Table = dict[str, dict[str, list[dict]]]  # {environment: {variant: [row, ...]}}
 
@@ -133,15 +132,18 @@ def returns_table(study: str, variants: list[str], names: list[str]) -> str:
 
 
 def ladder_table() -> str:
-    """All variants; under the environments the mean of their scores."""
+    """All variants; under the environments the mean of their scores, of all and of all but one."""
     found = load("ladder", 5)
-    cells = []
-    for variant in studies.VARIANTS:
-        samples = [[scores(env, entries[variant])] for env, entries in found.items()]
-        cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
     names = [NAMES.get(variant, variant) for variant in studies.VARIANTS]
-    returns = returns_table("ladder", [*studies.VARIANTS], names)
-    return f"{returns}\n| mean score | {' | '.join(cells)} |"
+    lines = [returns_table("ladder", [*studies.VARIANTS], names)]
+    rest = [env for env in found if not env.startswith("MountainCar")]
+    for name, envs in (("mean score", found), ("without Mountain Car", rest)):
+        cells = [name]
+        for variant in studies.VARIANTS:
+            samples = [[scores(env, found[env][variant])] for env in envs]
+            cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def beats_table() -> str:
@@ -160,23 +162,19 @@ def beats_table() -> str:
 
 def ablations_table() -> str:
     """What an option changes: a row for each, a column for each environment."""
-    found, default = load("ablations"), load("ladder")
+    found, default = load("ablations", 5), load("ladder", 5)
     options = dict.fromkeys(name for entries in found.values() for name in entries)
     lines = []
     for option in options:
         cells = []
         for env, entries in found.items():
             base = default[env]["outcome" if option.startswith("outcome") else "timestep"]
-            if option not in entries:
-                cells.append("–")
-                continue
             samples = values(entries[option]), values(base)
             bounds = interval(difference, *samples)
             clear = bounds[0] > 0 or bounds[1] < 0
             cells.append(with_interval(difference(*samples), bounds, "+" + form(env), clear))
         lines.append([option if " " in option and "-" not in option else f"`{option}`", *cells])
-    heads = [heading(env, studies.STEPS[env]) for env in found]
-    return markdown(["", *heads], lines)
+    return markdown(["", *(heading(env, studies.STEPS[env]) for env in found)], lines)
 
 
 def reached(env: str, rows: list[dict], column: str) -> str:
