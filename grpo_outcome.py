@@ -243,7 +243,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = F
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
-            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
+            raise UserError(f"NaN or infinity observed in an episode of seeds {set(seeds)}.")
         actions = policy.act(obs, greedy)
         env_actions = to_env(actions, envs[0].action_space)
         for row, i in enumerate(list(running)):

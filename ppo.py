@@ -260,7 +260,7 @@ def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> 
         obs = np.array([episode.obs for episode in in_flight])
         if not np.isfinite(obs).all():
             seeds = [episode.seed for episode in in_flight]
-            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
+            raise UserError(f"NaN or infinity observed in an episode of seeds {seeds}.")
         actions = policy.act(obs)
         env_actions = to_env(actions, action_space)
         for n, episode in enumerate(in_flight):
@@ -281,7 +281,7 @@ def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> 
     blocks = [column.unflatten(0, (num_steps, len(in_flight))) for column in columns]
     steps = Steps(*blocks, episode_returns, episode_lengths)
     if not steps.next_obs.isfinite().all():
-        raise UserError("An observation is NaN or infinite, the last of an episode or iteration.")
+        raise UserError("NaN or infinity observed at the end of an episode or iteration.")
     return steps
 
 
@@ -436,7 +436,7 @@ def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = F
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
-            raise UserError(f"An observation is NaN or infinite; seeds {set(seeds)}.")
+            raise UserError(f"NaN or infinity observed in an episode of seeds {set(seeds)}.")
         actions = policy.act(obs, greedy)
         env_actions = to_env(actions, envs[0].action_space)
         for row, i in enumerate(list(running)):

@@ -150,8 +150,8 @@ def test_observations_are_flattened():
 
 
 FAULTS = {
-    "observation": r"An observation is NaN or infinite; seeds \{\d+",
-    "reset": r"An observation is NaN or infinite; seeds \{\d+",
+    "observation": r"NaN or infinity observed in an episode of seeds [{[]\d+",
+    "reset": r"NaN or infinity observed in an episode of seeds [{[]\d+",
     "reward nan": r"A reward is nan, in the episode of seed \d+\.",
     "reward none": r"A reward is None, in the episode of seed \d+\.",
 }
