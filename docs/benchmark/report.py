@@ -172,9 +172,10 @@ def ablations_table() -> str:
             samples = values(entries[option]), values(base)
             bounds = interval(difference, *samples)
             clear = bounds[0] > 0 or bounds[1] < 0
-            cells.append(with_interval(difference(*samples), bounds, "+" + form(env), clear))
-        lines.append([option if " " in option and "-" not in option else f"`{option}`", *cells])
-    return markdown(["", *(heading(env, studies.STEPS[env]) for env in found)], lines)
+            cells.append(with_interval(difference(*samples), bounds, form(env), clear))
+        lines.append([re.sub("--.*", r"`\g<0>`", option), *cells])
+    names = (heading(env, studies.STEPS[env]) for env in found)
+    return markdown([seeds(found), *names], lines)
 
 
 def reached(env: str, rows: list[dict], column: str) -> str:
