@@ -109,15 +109,16 @@ def compute_advantages(
 ) -> Tensor:
     """Advantages [K, G, T] from rewards and mask [K, G, T], which are padded at the end; 0 there.
 
-    A group whose returns tie, up to float32's rounding, gives exactly 0.
+    A group whose returns tie, up to float32's rounding of rewards, gives exactly 0.
     """
     rewards = rewards.double().where(mask, 0)
     t = torch.arange(rewards.shape[-1]).to(rewards)
-    returns = (gamma**t * rewards).sum(dim=-1)  # R, [K, G]
+    discounted = gamma**t * rewards
+    returns = discounted.sum(dim=-1)  # R, [K, G]
     advantages = returns - returns.mean(dim=1, keepdim=True)
 
     std = returns.std(dim=1, keepdim=True)
-    tied = std <= 1e-7 * returns.abs().amax(dim=1, keepdim=True)
+    tied = std <= 1e-7 * discounted.abs().sum(dim=-1).amax(dim=1, keepdim=True)
     if norm_std:
         advantages /= std
     advantages = advantages.where(~tied, 0)
@@ -358,7 +359,7 @@ def train(args: Args, advantages_of=None) -> "Run":
 
     while run.step < args.total_timesteps:  # lines 2 and 4
         set_seeds(args.seed, RANK, run.iteration + 1)  # so that a resumed run draws the same
-        if args.ref_update_interval > 0 and run.iteration % args.ref_update_interval == 0:
+        if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
@@ -611,7 +612,7 @@ class Run:
         mean_return = np.mean(self.recent_returns or [np.nan])
         self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
         self.bar.update(num_steps)
-        if self.args.eval_interval > 0 and self.iteration % self.args.eval_interval == 0:
+        if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
         if self.seconds - self.saved >= self.args.checkpoint_interval:
             self.saved = self.seconds
@@ -695,7 +696,7 @@ def play_saved(args: Args) -> None:
 
 def main(args_type: type = Args, advantages_of=None) -> None:
     """Train or, with --evaluate, play a saved policy."""
-    sys.stdout.reconfigure(errors="replace")  # on Windows not all print γ
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # Windows' γ; a killed run's log
     sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
         args = tyro.cli(args_type)

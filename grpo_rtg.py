@@ -372,7 +372,7 @@ def train(args: Args, advantages_of=None) -> "Run":
 
     while run.step < args.total_timesteps:  # lines 2 and 4
         set_seeds(args.seed, RANK, run.iteration + 1)  # so that a resumed run draws the same
-        if args.ref_update_interval > 0 and run.iteration % args.ref_update_interval == 0:
+        if args.ref_update_interval and run.iteration % args.ref_update_interval == 0:
             reference.load_state_dict(policy.state_dict())  # line 3: π_ref ← π_θ
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
@@ -625,7 +625,7 @@ class Run:
         mean_return = np.mean(self.recent_returns or [np.nan])
         self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
         self.bar.update(num_steps)
-        if self.args.eval_interval > 0 and self.iteration % self.args.eval_interval == 0:
+        if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
         if self.seconds - self.saved >= self.args.checkpoint_interval:
             self.saved = self.seconds
@@ -709,7 +709,7 @@ def play_saved(args: Args) -> None:
 
 def main(args_type: type = Args, advantages_of=None) -> None:
     """Train or, with --evaluate, play a saved policy."""
-    sys.stdout.reconfigure(errors="replace")  # on Windows not all print γ
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # Windows' γ; a killed run's log
     sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
         args = tyro.cli(args_type)

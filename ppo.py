@@ -616,7 +616,7 @@ class Run:
         mean_return = np.mean(self.recent_returns or [np.nan])
         self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
         self.bar.update(num_steps)
-        if self.args.eval_interval > 0 and self.iteration % self.args.eval_interval == 0:
+        if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
         if self.seconds - self.saved >= self.args.checkpoint_interval:
             self.saved = self.seconds
@@ -700,7 +700,7 @@ def play_saved(args: Args) -> None:
 
 def main() -> None:
     """Train or, with --evaluate, play a saved policy."""
-    sys.stdout.reconfigure(errors="replace")  # on Windows not all print γ
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # Windows' γ; a killed run's log
     sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
         args = tyro.cli(Args)

@@ -25,6 +25,7 @@ def test_a_run_prints_logs_and_saves_what_it_did(cli, script):
     device, resume, steps, train, greedy, logs, watch = out.splitlines()
     assert device == "Device: CPU" and logs == "Logs:  tensorboard --logdir runs"
     assert resume == f"To resume: python {script}.py --resume {run_dir / 'checkpoint.pt'}"
+    assert sys.stdout.line_buffering  # so that a killed run's log has that line
     assert watch == f"Watch: python {script}.py --evaluate {run_dir / 'model.pt'} --render"
     trained = re.fullmatch(r"Trained (\d+) steps in [\d.]+ s \([\d,]+ steps/s\)", steps)
     train = float(re.fullmatch(r"Training return, last \d+ episodes: (\S+)", train)[1])

@@ -30,19 +30,20 @@ def pooled_mean(group):
     return [[pooled for _ in episode] for episode in group]
 
 
-def normalize(group, baselines, norm_std):
+def normalize(group, baselines, norm_std, size=None):
     """(x - b) / sample std of x - b; exactly 0 where that is nothing for the size of the x."""
     centred = [[x - b for x, b in zip(*pair)] for pair in zip(group, baselines)]
     pooled = sum(centred, [])
     std = math.sqrt(sum(c * c for c in pooled) / (len(pooled) - 1))
-    tied = std <= 1e-7 * max(map(abs, sum(group, [])))
+    tied = std <= 1e-7 * (size or max(map(abs, sum(group, []))))
     divisor = math.inf if tied else std if norm_std else 1.0
     return [[c / divisor for c in episode] for episode in centred]
 
 
 def outcome_loop(group, gamma, norm_std):
     returns = [[to_go(episode, gamma)[0]] for episode in group]
-    scores = normalize(returns, pooled_mean(returns), norm_std)
+    sizes = [to_go([*map(abs, episode)], gamma)[0] for episode in group]
+    scores = normalize(returns, pooled_mean(returns), norm_std, max(sizes))
     return [score * len(episode) for score, episode in zip(scores, group)]
 
 
@@ -79,13 +80,13 @@ def pad(groups, padding=99.0, dtype=torch.float32):
 
 
 def random_groups(seed):
-    """Dense, sparse or CartPole-like rewards, float32, of unequal lengths; and a group of ties."""
+    """Dense, sparse or CartPole-like float32 rewards of unequal lengths; and two groups of ties."""
     rng = np.random.default_rng(seed)
     K, G, T = rng.integers(1, 4), rng.integers(2, 6), rng.integers(2, 10)
     draw = [lambda n: rng.normal(0.5, 2, n), lambda n: rng.integers(0, 2, n), np.ones][seed % 3]
     lengths = [[T, rng.integers(1, T), *rng.integers(1, T + 1, G - 2)] for _ in range(K)]
     groups = [[draw(n).astype(np.float32).tolist() for n in group] for group in lengths]
-    return [*groups, [[0.0, 0.0]] * G]
+    return [*groups, [[0.0, 0.0]] * G, [[1.0, 2**-24 - 1]] + [[0.0]] * (G - 1)]
 
 
 @each_variant

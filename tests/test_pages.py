@@ -128,8 +128,7 @@ def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys)
     for line, said in zip(printed.split("tensor")[1:], re.findall(r"print\(.*\)  # (.*)", code)):
         assert numbers(line) == pytest.approx(numbers(said), abs=6e-4), line
     if "for iteration" in code:  # a training loop
-        means = numbers(printed)
-        assert means[-1] > 1.5 * means[0], "it learns"
+        assert numbers(printed)[-1] > 1.5 * numbers(printed)[0], "it learns"
 
 
 REWARDS = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
@@ -152,9 +151,8 @@ def test_the_group_that_is_worked_by_hand(variant):
 
 
 def test_defaults_in_the_table_of_options_are_those_of_the_script():
-    rows = re.findall(
-        r"\| `--([a-z-]+)`[^|]*\| ([\d.]+) \|", (DOCS / "language-models.md").read_text()
-    )
+    text = (DOCS / "language-models.md").read_text()
+    rows = re.findall(r"\| `--([a-z-]+)`[^|]*\| ([\d.]+) \|", text)
     assert len(rows) >= 7
     for flag, value in rows:
         assert getattr(MODULES["grpo_rtg"].Args(), flag.replace("-", "_")) == float(value), flag
