@@ -211,7 +211,7 @@ class Policy(nn.Module):
     def normalize(self, obs: Tensor) -> Tensor:
         """obs [B, D] as the network takes them."""
         if self.norm_obs:
-            obs = ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+            obs = ((obs.double() - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
 
     def forward(self, obs: Tensor) -> Distribution:
@@ -518,7 +518,7 @@ def means(history: list[dict]) -> dict[str, float]:
 
 def group_metrics(episodes: Episodes, episode_returns: Tensor, advantages: Tensor) -> dict:
     """What is logged of an iteration's episodes; their returns are [K, G]."""
-    tied = (advantages == 0).flatten(1).all(dim=1)  # [K]
+    tied = (advantages == 0).flatten(1).all(1)  # [K]
     return {
         "charts/episodic_return": episode_returns.mean(),
         "charts/episodic_length": episodes.mask.sum(dim=-1).double().mean(),

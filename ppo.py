@@ -171,7 +171,7 @@ class Policy(nn.Module):
     def normalize(self, obs: Tensor) -> Tensor:
         """obs [B, D] as the network takes them."""
         if self.norm_obs:
-            obs = ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+            obs = ((obs.double() - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
 
     def forward(self, obs: Tensor) -> Distribution:

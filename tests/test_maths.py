@@ -419,8 +419,8 @@ def test_observation_statistics_are_the_pooled_ones(offset):
     pooled = np.concatenate(iterations)
     np.testing.assert_allclose(policy.obs_mean - offset, pooled.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(policy.obs_var, pooled.var(axis=0), rtol=1e-6)
-
     expected = ((pooled - pooled.mean(axis=0)) / pooled.std(axis=0)).clip(-10, 10)
     given = policy.normalize(torch.from_numpy(offset + pooled))
     np.testing.assert_allclose(given, expected, atol=1e-5)
     assert (policy.normalize(torch.full((1, 3), 1e30)) == 10).all()
+    assert policy.normalize(torch.ones(1, 3).bool()).isfinite().all()

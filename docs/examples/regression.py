@@ -71,7 +71,7 @@ class Regression:
 def cosines(episodes: Episodes) -> Tensor:
     """Features [S, 1 + NUM_FEATURES] of state and time, the first of them constant."""
     t = episodes.mask.nonzero()[:, 2:]  # of each step, [S, 1]
-    inputs = torch.cat([episodes.obs, t], dim=-1).double()  # [S, D + 1]
+    inputs = torch.cat([episodes.obs.double(), t], dim=-1)  # [S, D + 1]
     inputs = (inputs - inputs.mean(dim=0)) / (inputs.std(dim=0) + 1e-8)
     num_inputs = inputs.shape[1]
     generator = torch.Generator().manual_seed(0)
