@@ -219,6 +219,9 @@ def main(seeds: int = 1) -> None:
     Args:
         seeds: how many; each takes minutes
     """
+    if seeds < 1:
+        print("arithmetic.py: --seeds must be 1 or more.", file=sys.stderr)
+        sys.exit(2)
     start = time.perf_counter()
     results = [measure(seed) for seed in range(1, seeds + 1)]
     width = 7 if seeds == 1 else 15

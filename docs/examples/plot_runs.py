@@ -18,6 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 POINTS = 200  # of a curve in the picture
 
 
+def refuse(sentence: str) -> None:
+    print(f"plot_runs.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
 def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
     """Environment steps and values of a curve; exits if it has fewer than two points."""
     points = []
@@ -25,7 +30,7 @@ def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
         events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
         points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
     if len(points) < 2:
-        sys.exit(f"plot_runs.py: {run} has fewer than two points of {tag}.")
+        refuse(f"{run} has fewer than two points of {tag}.")
     return [point.step for point in points], [point.value for point in points]
 
 
@@ -51,7 +56,7 @@ def main(
     """
     names = [run.resolve().name.split("__") for run in runs]
     if len({env for env, *_ in names}) != 1 or min(map(len, names)) < 2:
-        sys.exit("plot_runs.py: name folders of one environment, called env__script__seed__time.")
+        refuse("Name folders of one environment, called env__script__seed__time.")
     curves = {}  # of each script
     for run, (_, script, *_) in zip(runs, names):
         curves.setdefault(script, []).append(read(run, tag))
@@ -59,7 +64,7 @@ def main(
         first = max(steps[0] for steps, _ in found)
         last = min(steps[-1] for steps, _ in found)
         grid = np.linspace(first, last, POINTS)
-        width = max(1, round(smooth * POINTS))
+        width = np.clip(round(smooth * POINTS), 1, POINTS)
         band = [running_mean(np.interp(grid, *curve), width) for curve in found]
         plt.plot(grid, np.mean(band, axis=0), linewidth=2, label=f"{script}, {len(found)} runs")
         plt.fill_between(grid, np.min(band, axis=0), np.max(band, axis=0), alpha=0.2)
