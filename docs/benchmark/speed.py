@@ -102,11 +102,11 @@ def seconds(seeds: range) -> None:
     for env_id in DEFAULT_STEPS:
         for seed in seeds:
             for entry, command in commands(env_id, seed).items():
-                rows = run.read(path)
                 key = (env_id, entry, str(seed))
-                if key not in rows:
+                if key not in run.read(path):
                     row = dict(zip(COLUMNS, key)) | measure(env_id, entry, command)
-                    run.write(path, rows | {key: row | {"day": str(date.today())}}, COLUMNS)
+                    row["day"] = str(date.today())
+                    run.write(path, run.read(path) | {key: row}, COLUMNS)
 
 
 def rate(flags: list[str]) -> float:
