@@ -272,7 +272,7 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
 
     With --seed-groups a group starts from one reset seed; UserError if first observations differ.
     """
-    episodes = []  # each a list of steps
+    episodes = []  # each a list of steps: observation, action, reward, cut by a time limit
     while sum(map(len, episodes)) < args.minibatch_size:
         num_seeds = args.num_groups if args.seed_groups else len(envs)
         seeds = torch.randint(2**31, (num_seeds,))  # line 5: the start states
@@ -574,7 +574,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
         if RANK == 0:
             self.eval_envs = shown_envs(args, self.dir) or envs
-            self.saved = -np.inf  # the second of the last checkpoint
+            self.saved_at = -np.inf  # self.seconds at the last checkpoint
             launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
             tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
@@ -614,8 +614,8 @@ class Run:
         self.bar.update(num_steps)
         if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
-        if self.seconds - self.saved >= self.args.checkpoint_interval:
-            self.saved = self.seconds
+        if self.seconds - self.saved_at >= self.args.checkpoint_interval:
+            self.saved_at = self.seconds
             self.save("checkpoint.pt")
 
     def evaluate(self) -> None:
@@ -628,6 +628,7 @@ class Run:
 
     def save(self, filename: str) -> None:
         """Write a file whole or not at all: a kill leaves the one before."""
+        self.writer.flush()  # first the curves up to here; it makes the folder, too
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["args"] = asdict(self.args)
         state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
@@ -645,7 +646,6 @@ class Run:
             print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate})")
             mean_return = np.mean(self.recent_returns or [np.nan])
             print(f"Training return, last {len(self.recent_returns)} episodes: {mean_return:.2f}")
-            self.writer.flush()  # it makes the folder, if there was no iteration left
             self.save("model.pt")
             self.evaluate()
             self.save("checkpoint.pt")

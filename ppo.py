@@ -253,7 +253,7 @@ def start_episode(env: gym.Env) -> InFlight:
 def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> Steps:
     """Sample num_steps steps in every environment. UserError for NaN and infinity."""
     action_space = in_flight[0].env.action_space
-    steps = []  # by time, then by environment
+    rows = []  # by time, then by environment
     episode_returns = []
     episode_lengths = []
     for _ in range(num_steps):
@@ -272,12 +272,12 @@ def collect_steps(in_flight: list[InFlight], policy: Policy, num_steps: int) -> 
             episode.obs = np.array(next_obs).ravel()  # a copy
             episode.return_so_far += number
             episode.length += 1
-            steps.append((obs[n], actions[n], number, episode.obs, bool(terminated), done))
+            rows.append((obs[n], actions[n], number, episode.obs, bool(terminated), done))
             if done:
                 episode_returns.append(episode.return_so_far)
                 episode_lengths.append(episode.length)
                 in_flight[n] = start_episode(episode.env)
-    columns = [torch.from_numpy(np.array(column)) for column in zip(*steps)]
+    columns = [torch.from_numpy(np.array(column)) for column in zip(*rows)]
     blocks = [column.unflatten(0, (num_steps, len(in_flight))) for column in columns]
     steps = Steps(*blocks, episode_returns, episode_lengths)
     if not steps.next_obs.isfinite().all():
@@ -580,7 +580,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
         if RANK == 0:
             self.eval_envs = shown_envs(args, self.dir) or envs
-            self.saved = -np.inf  # the second of the last checkpoint
+            self.saved_at = -np.inf  # self.seconds at the last checkpoint
             launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
             tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
 
@@ -618,8 +618,8 @@ class Run:
         self.bar.update(num_steps)
         if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
-        if self.seconds - self.saved >= self.args.checkpoint_interval:
-            self.saved = self.seconds
+        if self.seconds - self.saved_at >= self.args.checkpoint_interval:
+            self.saved_at = self.seconds
             self.save("checkpoint.pt")
 
     def evaluate(self) -> None:
@@ -632,6 +632,7 @@ class Run:
 
     def save(self, filename: str) -> None:
         """Write a file whole or not at all: a kill leaves the one before."""
+        self.writer.flush()  # first the curves up to here; it makes the folder, too
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["args"] = asdict(self.args)
         state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
@@ -649,7 +650,6 @@ class Run:
             print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate})")
             mean_return = np.mean(self.recent_returns or [np.nan])
             print(f"Training return, last {len(self.recent_returns)} episodes: {mean_return:.2f}")
-            self.writer.flush()  # it makes the folder, if there was no iteration left
             self.save("model.pt")
             self.evaluate()
             self.save("checkpoint.pt")

@@ -85,8 +85,7 @@ def test_rows_of_shape_1_d_are_observations_of_shape_d(cli):
     """Or log-probabilities would be broadcast to [S, S]. Nor do odd flags or close() matter."""
     args, policy, episodes = collect(**env("Odd"))
     assert episodes.obs.shape == (episodes.mask.sum(), 2) == (30, 2)
-    advantages = torch.zeros(episodes.mask.shape)
-    batch = grpo.make_batch(episodes, advantages, policy, policy, args)
+    batch = grpo.make_batch(episodes, torch.zeros(episodes.mask.shape), policy, policy, args)
     shapes = {name: x.shape for name, x in batch.items()}
     assert shapes == dict.fromkeys(batch, (30,)) | {"obs": (30, 2), "actions": (30, 1)}
     status, out, _ = cli("grpo_rtg", **TINY["grpo_rtg"] | env("Odd"))
@@ -143,8 +142,7 @@ def test_observations_are_flattened():
     assert env_.reset(seed=0)[0].tolist() == [0.5] * 4 + [0, 1] + [0, 0, 1]
     for env_id, size in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("CartPole-v1", 4)):
         assert grpo.make_env(grpo.Args(env_id=env_id)).observation_space.shape == (size,)
-    limited = '{"max_episode_steps": 7}'
-    for kwargs, steps in (("{}", 1000), (limited, 7)):  # Blackjack has no limit of its own
+    for kwargs, steps in (("{}", 1000), ('{"max_episode_steps": 7}', 7)):  # it has none itself
         blackjack = grpo.make_env(grpo.Args(env_id="Blackjack-v1", env_kwargs=kwargs))
         assert blackjack.spec.max_episode_steps == steps
 
@@ -332,14 +330,16 @@ def test_a_finished_run_is_given_more_steps_but_not_less(refused):
     assert other.dir != run.dir and (run.dir / "checkpoint.pt").read_bytes() == before
 
 
-def test_checkpoints_come_by_time(monkeypatch):
-    written, save = [], grpo.Run.save
-    monkeypatch.setattr(grpo.Run, "save", lambda run, name: written.append(name) or save(run, name))
+def test_checkpoints_come_by_time_each_after_its_curves(monkeypatch):
+    seen, replace, flush = [], os.replace, grpo.SummaryWriter.flush
+    monkeypatch.setattr(os, "replace", lambda *x: seen.append(x[1].name) or replace(*x))
+    monkeypatch.setattr(grpo.SummaryWriter, "flush", lambda x: seen.append("curves") or flush(x))
     for interval in (0, 1000):
-        written.clear()
+        seen.clear()
         run = train("grpo_rtg", checkpoint_interval=interval)
-        expected = run.iteration if interval == 0 else 1
-        assert written == ["checkpoint.pt"] * expected + ["model.pt", "best.pt", "checkpoint.pt"]
+        expected = ["checkpoint.pt"] * (run.iteration if interval == 0 else 1)
+        expected += ["model.pt", "best.pt", "checkpoint.pt"]
+        assert seen[::2] == ["curves"] * len(expected) and seen[1::2] == expected
     before = (run.dir / "checkpoint.pt").read_bytes()
     monkeypatch.setattr(os, "replace", lambda *paths: None)  # as if killed just before
     run.step += 1
