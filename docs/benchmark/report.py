@@ -222,20 +222,19 @@ def tuning_table() -> str:
 def seconds_table() -> str:
     """Seconds until the threshold, > where it is not reached; medians of start-up and memory."""
     rows = run.read(run.RESULTS / "seconds.csv")
-    envs = [env for env in studies.DEFAULT_STEPS if any(env == key[0] for key in rows)]
     lines = []
     for entry in dict.fromkeys(row["variant"] for row in rows.values()):
         mine = [row for row in rows.values() if row["variant"] == entry]
         cells = []
-        for env in envs:
+        for env in studies.DEFAULT_STEPS:
             runs = [row for row in mine if row["env"] == env]
             runs.sort(key=lambda row: (row["reached"] == "0", float(row["seconds"])))
             mark = {"1": "", "0": "> "}
             found = (mark[row["reached"]] + f"{float(row['seconds']):.0f}" for row in runs)
-            cells.append(", ".join(found) or "–")
+            cells.append(", ".join(found))
         cells += [f"{np.median(values(mine, name)):.0f}" for name in ("start_up", "peak")]
         lines.append([re.sub(r".*\.py", r"`\g<0>`", entry), *cells])
-    heads = [with_threshold(env, studies.DEFAULT_STEPS[env]) for env in envs]
+    heads = [with_threshold(env, steps) for env, steps in studies.DEFAULT_STEPS.items()]
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
