@@ -229,7 +229,7 @@ def seconds_table() -> str:
         for env in studies.DEFAULT_STEPS:
             runs = [row for row in mine if row["env"] == env]
             runs.sort(key=lambda row: (row["reached"] == "0", float(row["seconds"])))
-            mark = {"1": "", "0": "> "}
+            mark = {"1": "", "0": ">"}
             found = (mark[row["reached"]] + f"{float(row['seconds']):.0f}" for row in runs)
             cells.append(", ".join(found))
         cells += [f"{np.median(values(mine, name)):.0f}" for name in ("start_up", "peak")]
