@@ -133,6 +133,7 @@ DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
 FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 CANDIDATES = {
     "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
+    "4x4, 8 passes of 1024, 5e-3": shape(4, 4, 8, 1024, "5e-3"),
     "4x8, 8 passes of 256, 3e-3": shape(4, 8, 8, 256, "3e-3"),
     "4x8, 8 passes of 512, 3e-3": shape(4, 8, 8, 512, "3e-3"),
     "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
@@ -140,7 +141,7 @@ CANDIDATES = {
 
 
 def tuning():
-    """Four iterations for the defaults of the GRPO scripts."""
+    """Five iterations for the defaults of the GRPO scripts."""
     for seed in TUNING_SEEDS:
         for env, steps in DEFAULT_STEPS.items():
             for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
