@@ -11,7 +11,6 @@ A table replaces what stands between "<!-- table NAME -->" and "<!-- end -->". I
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -110,6 +109,11 @@ def form(env: str) -> str:
     return "z.2f" if env == "FrozenLake-v1" else "z.0f"
 
 
+def shown(env: str, rows: list[dict]) -> np.ndarray:
+    """Greedy returns, rounded as tables show them: standing still ties with standing still."""
+    return np.array([float(format(value, form(env))) for value in values(rows)])
+
+
 def seeds(table: Table) -> str:
     """How many runs stand behind a cell."""
     numbers = {len(rows) for entries in table.values() for rows in entries.values()}
@@ -151,7 +155,7 @@ def beats_table() -> str:
     found = load("ladder", 5)
     columns = []
     for variant in [*studies.VARIANTS][:-1]:
-        pairs = [[values(each[variant]), values(each["PPO"])] for each in found.values()]
+        pairs = [[shown(env, each[x]) for x in (variant, "PPO")] for env, each in found.items()]
         cells = [f"{wins(*pair):.2f}" for pair in pairs]
         columns.append([NAMES.get(variant, variant), *cells])
         columns[-1].append(with_interval(*mean_of_all(wins, pairs), ".2f"))
@@ -259,13 +263,7 @@ def with_tables(page: str) -> str:
     return re.sub(table, fill, page, flags=re.DOTALL)
 
 
-@dataclass
-class Options:
-    check: bool = False  # write nothing
-
-
-def main() -> None:
-    check = tyro.cli(Options, description=__doc__).check
+def main(check: bool = False) -> None:
     paths = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
     pages = {path: with_tables(path.read_text()) for path in paths}
     old = [str(path) for path, page in pages.items() if page != path.read_text()]
@@ -276,4 +274,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)
