@@ -26,7 +26,7 @@ class GridWorld(gym.Env):
         self.observation_space = gym.spaces.MultiDiscrete([SIZE] * 4)
         self.action_space = gym.spaces.Discrete(len(MOVES))
         if render_mode not in (None, "ansi"):
-            raise ValueError("the grid world is shown as text only")
+            raise gym.error.UnsupportedMode("The grid world is shown as text only.")
         self.render_mode = render_mode
 
     def reset(
