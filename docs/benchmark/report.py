@@ -94,10 +94,6 @@ def heading(env: str, steps: int) -> str:
     return f"{name} " + (f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M")
 
 
-def budget(rows: list[dict]) -> int:
-    return int(re.search(r"--total-timesteps (\d+)", rows[0]["command"])[1])
-
-
 def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = False) -> str:
     mark = "**" if bold else ""
     low, high = (format(x, form) for x in bounds)
@@ -127,7 +123,8 @@ def returns_table(study: str, variants: list[str], names: list[str]) -> str:
         samples = {name: values(found[name]) for name in variants}
         best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
         clear = interval(difference, samples[best], samples[second])[0] > 0
-        cells = [heading(env, budget(found[best]))]
+        steps = re.search(r"--total-timesteps (\d+)", found[best][0]["command"])[1]
+        cells = [heading(env, int(steps))]
         for name, sample in samples.items():
             bounds = interval(mean, sample)
             cells.append(with_interval(mean(sample), bounds, form(env), clear and name == best))

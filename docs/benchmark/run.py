@@ -111,10 +111,12 @@ def commit(script: str) -> str:
 
 
 def versions() -> str:
-    """What computed a row: of PyTorch also the processor's instructions, for they round anew."""
+    """What computed a row; at the end instructions and processor, for each kind rounds anew."""
     names = [f"{name} {version(name)}" for name in ("torch", "gymnasium", "numpy")]
-    cpu = torch.backends.cpu.get_cpu_capability()
-    return ", ".join([f"Python {platform.python_version()}", *names, cpu])
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = re.findall(r"^(?:vendor_id|cpu family|model)\s*: (\S+)", cpuinfo, re.MULTILINE)[:3]
+    names += [torch.backends.cpu.get_cpu_capability(), " ".join(cpu) or platform.machine()]
+    return ", ".join([f"Python {platform.python_version()}", *names])
 
 
 def read(path: Path) -> dict[tuple, dict]:
@@ -161,15 +163,18 @@ def replay(rows: list[dict], processes: int) -> bool:
             git("worktree", "add", "--detach", f"{folder}/{name}", name)
 
         def again(row: dict) -> str:
-            if row["versions"] != versions():
+            if not versions().startswith(row["versions"]):  # older rows name no processor
                 return f"not comparable: made with {row['versions']}"
             if row["commit"].endswith("+"):
                 return "not comparable: the script differed from the commit"
             job = Job(row["env"], row["variant"], row["seed"], row["command"])
             new = execute(job, Path(folder, row["commit"]))
             names = ("steps", "greedy", "train_return", "curve")
-            same = all(str(new.get(name)) == row[name] for name in names)
-            return "as in the CSV" if same else f"otherwise: {new}"
+            if all(str(new.get(name)) == row[name] for name in names):
+                return "as in the CSV"
+            if row["versions"] != versions():
+                return "not comparable: ends otherwise, perhaps on another processor"
+            return f"otherwise: {new}"
 
         ends = [*pool.map(again, rows)]
     git("worktree", "prune")
