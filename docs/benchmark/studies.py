@@ -14,7 +14,7 @@ STEPS = {
     "Hopper-v5": 250_000,
     "HalfCheetah-v5": 250_000,
 }
-TUNING_SEEDS = range(101, 106)  # no result uses them
+TUNING_SEEDS = range(101, 111)  # no result uses them
 SEEDS = range(1, 11)  # of the results
 
 
@@ -134,14 +134,23 @@ FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 CANDIDATES = {
     "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
     "4x4, 8 passes of 1024, 5e-3": shape(4, 4, 8, 1024, "5e-3"),
+    "2x8, 8 passes of 1024, 5e-3": shape(2, 8, 8, 1024, "5e-3"),
+    "4x4, 8 passes of 512, 5e-3": shape(4, 4, 8, 512, "5e-3"),
+    "2x8, 8 passes of 512, 3e-3": shape(2, 8, 8, 512, "3e-3"),
     "4x8, 8 passes of 256, 3e-3": shape(4, 8, 8, 256, "3e-3"),
     "4x8, 8 passes of 512, 3e-3": shape(4, 8, 8, 512, "3e-3"),
     "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
 }
+PPO_CANDIDATES = {
+    "16x256, 10 passes of 128, 1e-3": ppo(16, 256, 10, 128, "1e-3", 0.98),
+    "16x256, 10 passes of 256, 1e-3": ppo(16, 256, 10, 256, "1e-3", 0.98),
+    "16x128, 10 passes of 128, 1e-3": ppo(16, 128, 10, 128, "1e-3", 0.98),
+    "16x256, 10 passes of 256, 2e-3": ppo(16, 256, 10, 256, "2e-3", 0.98),
+}
 
 
 def tuning():
-    """Five iterations for the defaults of the GRPO scripts."""
+    """Iterations for the defaults of the scripts."""
     for seed in TUNING_SEEDS:
         for env, steps in DEFAULT_STEPS.items():
             for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
@@ -150,6 +159,8 @@ def tuning():
                 for name, options in CANDIDATES.items():
                     line = command(env, script, options, seed, steps)
                     yield env, f"{script} {name}", seed, line
+            for name, options in PPO_CANDIDATES.items():
+                yield env, f"ppo.py {name}", seed, command(env, "ppo.py", options, seed, steps)
 
 
 def defaults():
