@@ -71,8 +71,8 @@ class Args:
     norm_adv: bool = True  # normalize the advantages of an iteration
 
     update_epochs: int = 10  # K: passes over an iteration's steps
-    minibatch_size: int = 256  # about how many steps a gradient step sees
-    learning_rate: float = 1.5e-3  # Adam's step size
+    minibatch_size: int = 128  # about how many steps a gradient step sees
+    learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
     ent_coef: float = 0.0  # c2: weight of an entropy bonus (entropy in nats)
