@@ -203,19 +203,19 @@ def defaults_table() -> str:
 
 
 def tuning_table() -> str:
-    """A row for each script and candidate: mean returns greedily and in training, and seeds."""
+    """A row for each script and iteration: mean returns greedily and in training."""
     found = load("tuning")
     lines = []
-    for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
-        for name in studies.CANDIDATES:
-            cells = []
-            for entries in found.values():
-                rows = entries.get(f"{script} {name}")
-                means = [values(rows, x).mean() for x in ("greedy", "train_return")] if rows else []
-                seeds = f" ({len(rows)})" if rows else "–"
-                cells.append(" / ".join(f"{mean:.0f}" for mean in means) + seeds)
-            if set(cells) != {"–"}:
-                lines.append([f"`{script}`", name, *cells])
+    for variant in dict.fromkeys(variant for _, variant, *_ in studies.tuning()):
+        cells = []
+        for entries in found.values():
+            rows = entries.get(variant, [])
+            means = [values(rows, x).mean() for x in ("greedy", "train_return") if rows]
+            seeds = f" ({len(rows)})" if len(rows) not in (0, 5) else ""
+            cells.append(" / ".join(f"{mean:.0f}" for mean in means) + seeds or "–")
+        if set(cells) != {"–"}:
+            script, iteration = variant.replace(" passes of ", "x").split(" ", 1)
+            lines.append([f"`{script}`", iteration, *cells])
     steps = studies.DEFAULT_STEPS
     return markdown(["script", "iteration", *(heading(env, steps[env]) for env in found)], lines)
 

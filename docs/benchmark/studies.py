@@ -14,8 +14,9 @@ STEPS = {
     "Hopper-v5": 250_000,
     "HalfCheetah-v5": 250_000,
 }
-TUNING_SEEDS = range(101, 111)  # no result uses them
+TUNING_SEEDS = range(101, 121)  # no result uses them
 SEEDS = range(1, 11)  # of the results
+DEFAULTS_SEEDS = {"grpo_rtg.py": range(21, 31), "ppo.py": SEEDS}  # others, since a default changed
 
 
 def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
@@ -131,43 +132,29 @@ def ablations():
 DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
 DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
 FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
-CANDIDATES = {
-    "4x4, 8 passes of 256, 3e-3": shape(4, 4, 8, 256, "3e-3"),
-    "4x4, 8 passes of 1024, 5e-3": shape(4, 4, 8, 1024, "5e-3"),
-    "2x8, 8 passes of 1024, 5e-3": shape(2, 8, 8, 1024, "5e-3"),
-    "4x4, 8 passes of 512, 5e-3": shape(4, 4, 8, 512, "5e-3"),
-    "2x8, 8 passes of 512, 3e-3": shape(2, 8, 8, 512, "3e-3"),
-    "4x8, 8 passes of 256, 3e-3": shape(4, 8, 8, 256, "3e-3"),
-    "4x8, 8 passes of 512, 3e-3": shape(4, 8, 8, 512, "3e-3"),
-    "4x8, 8 passes of 1024, 5e-3": shape(4, 8, 8, 1024, "5e-3"),
-}
-PPO_CANDIDATES = {
-    "16x256, 10 passes of 128, 1e-3": ppo(16, 256, 10, 128, "1e-3", 0.98),
-    "16x256, 10 passes of 256, 1e-3": ppo(16, 256, 10, 256, "1e-3", 0.98),
-    "16x128, 10 passes of 128, 1e-3": ppo(16, 128, 10, 128, "1e-3", 0.98),
-    "16x256, 10 passes of 256, 2e-3": ppo(16, 256, 10, 256, "2e-3", 0.98),
-}
+GRPO_TRIED = [(4, 4, 8, 256, "3e-3"), (4, 4, 8, 512, "5e-3"), (4, 4, 8, 1024, "5e-3")]
+GRPO_TRIED += [(2, 8, 8, 512, "3e-3"), (2, 8, 8, 1024, "5e-3"), (3, 8, 8, 1024, "5e-3")]
+GRPO_TRIED += [(4, 8, 8, 256, "3e-3"), (4, 8, 8, 512, "3e-3"), (4, 8, 8, 1024, "5e-3")]
+PPO_TRIED = [(16, 128, 10, 128, "1e-3"), (16, 256, 10, 128, "1e-3"), (16, 256, 10, 256, "1e-3")]
+PPO_TRIED += [(16, 256, 10, 256, "1.5e-3"), (16, 256, 10, 256, "2e-3")]
 
 
 def tuning():
-    """Iterations for the defaults of the scripts."""
+    """Iterations for the defaults of the scripts; some were tried with few scripts and seeds."""
     for seed in TUNING_SEEDS:
         for env, steps in DEFAULT_STEPS.items():
-            for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py"):
-                if (env, script) == ("CartPole-v1", "grpo_process.py"):
-                    continue  # all its advantages are 0
-                for name, options in CANDIDATES.items():
-                    line = command(env, script, options, seed, steps)
-                    yield env, f"{script} {name}", seed, line
-            for name, options in PPO_CANDIDATES.items():
-                yield env, f"ppo.py {name}", seed, command(env, "ppo.py", options, seed, steps)
+            for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"):
+                for tried in PPO_TRIED if script == "ppo.py" else GRPO_TRIED:
+                    name = "{} {}x{}, {} passes of {}, {}".format(script, *tried)
+                    options = ppo(*tried, 0.98) if script == "ppo.py" else shape(*tried)
+                    yield env, name, seed, command(env, script, options, seed, steps)
 
 
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
-    for seed in SEEDS:
-        for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
-            for script in ("grpo_rtg.py", "ppo.py"):
+    for script, seeds in DEFAULTS_SEEDS.items():
+        for seed in seeds:
+            for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
                 yield env, script, seed, command(env, script, "", seed, steps)
 
 
