@@ -70,7 +70,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps; the iteration that reaches them is the last
     seed: int = 1  # fixes weights, start states and sampling
 
-    num_groups: int = 2  # groups played at a time by each process, until a minibatch is full
+    num_groups: int = 4  # groups played at a time by each process, until a minibatch is full
     group_size: int = 8  # G: episodes per group
     seed_groups: bool = True  # start a group in one state (off: a seed for each member)
     gamma: float = 0.99  # γ: discount per step

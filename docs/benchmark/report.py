@@ -204,7 +204,7 @@ def defaults_table() -> str:
 
 def tuning_table() -> str:
     """A row for each script and iteration: mean returns greedily and in training."""
-    found = load("tuning")
+    found, named = load("tuning"), set()
     lines = []
     for variant in dict.fromkeys(variant for _, variant, *_ in studies.tuning()):
         cells = []
@@ -215,7 +215,8 @@ def tuning_table() -> str:
             cells.append(" / ".join(f"{mean:.0f}" for mean in means) + seeds or "–")
         if set(cells) != {"–"}:
             script, iteration = variant.replace(" passes of ", "x").split(" ", 1)
-            lines.append([f"`{script}`", iteration, *cells])
+            lines.append(["" if script in named else f"`{script}`", iteration, *cells])
+            named.add(script)
     steps = studies.DEFAULT_STEPS
     return markdown(["script", "iteration", *(heading(env, steps[env]) for env in found)], lines)
 

@@ -1,7 +1,7 @@
 r"""README's moving picture: trained policies side by side, in real time.
 
     pip install "gymnasium[box2d,mujoco]"
-    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000
+    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-groups 4
     python docs/examples/regression.py --env-id Hopper-v5 --total-timesteps 1000000 --num-groups 1 \
         --group-size 8 --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
     python docs/examples/regression.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 \
