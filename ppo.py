@@ -75,7 +75,7 @@ class Args:
     learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = True  # let the learning rate fall linearly to 0
     clip_coef: float = 0.2  # ε: the ratio is clipped to [1-ε, 1+ε]
-    ent_coef: float = 0.01  # c2: weight of an entropy bonus (entropy in nats)
+    ent_coef: float = 0.0  # c2: weight of an entropy bonus (entropy in nats)
     vf_coef: float = 0.5  # c1: weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which a network's gradient is clipped (0: it is not)
     target_kl: float = 0.1  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)

@@ -54,7 +54,7 @@ def measure(env_id: str, seed: int, shape: dict) -> list[list[float]]:
 
 
 def main() -> None:
-    small = {"minibatch_size": 256, "group_size": 4}
+    small = {"minibatch_size": 256, "num_groups": 4, "group_size": 4}
     columns = {
         "CartPole": ("CartPole-v1", {}),
         "Pendulum": ("Pendulum-v1", {}),

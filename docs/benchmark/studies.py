@@ -16,7 +16,7 @@ STEPS = {
 }
 TUNING_SEEDS = range(101, 121)  # no result uses them
 SEEDS = range(1, 11)  # of the results
-DEFAULTS_SEEDS = range(21, 31)  # of the defaults; before 75dcf6d those were reported with SEEDS
+DEFAULTS_SEEDS = {"grpo_rtg.py": range(21, 31), "ppo.py": SEEDS}  # since 75dcf6d
 
 
 def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
@@ -153,9 +153,9 @@ def tuning():
 
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
-    for seed in DEFAULTS_SEEDS:
-        for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
-            for script in ("grpo_rtg.py", "ppo.py"):
+    for script, seeds in DEFAULTS_SEEDS.items():
+        for seed in seeds:
+            for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
                 yield env, script, seed, command(env, script, "", seed, steps)
 
 
