@@ -16,7 +16,7 @@ STEPS = {
 }
 TUNING_SEEDS = range(101, 121)  # no result uses them
 SEEDS = range(1, 11)  # of the results
-DEFAULTS_SEEDS = {"grpo_rtg.py": range(21, 31), "ppo.py": SEEDS}  # since 75dcf6d
+DEFAULTS_SEEDS = {"grpo_rtg.py": range(21, 31), "ppo.py": SEEDS}  # new with a new default
 
 
 def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
@@ -135,7 +135,7 @@ FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 GRPO_TRIED = [(4, 4, 8, 256, "3e-3"), (4, 4, 8, 512, "5e-3"), (4, 4, 8, 1024, "5e-3")]
 GRPO_TRIED += [(2, 8, 8, 512, "3e-3"), (2, 8, 8, 1024, "5e-3"), (3, 8, 8, 1024, "5e-3")]
 GRPO_TRIED += [(4, 8, 8, 256, "3e-3"), (4, 8, 8, 512, "3e-3"), (4, 8, 8, 1024, "5e-3")]
-GRPO_TRIED += [(4, 8, 8, 1024, "5e-3 --ent-coef 0.01")]
+GRPO_TRIED += [(4, 8, 8, 1024, "5e-3 --ent-coef 0.01")]  # an option may follow the rate
 PPO_TRIED = [(16, 256, 10, 128, "1e-3"), (16, 256, 10, 128, "1e-3 --ent-coef 0.01")]
 PPO_TRIED += [(16, 256, 10, 256, "1e-3"), (16, 256, 10, 256, "1.5e-3"), (16, 256, 10, 256, "2e-3")]
 
