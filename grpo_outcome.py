@@ -1,7 +1,7 @@
 """GRPO with outcome supervision: PPO's objective, a group in place of a critic.
 
     python grpo_outcome.py --env-id CartPole-v1
-    python grpo_outcome.py --evaluate runs/<run>/model.pt --render
+    python grpo_outcome.py --evaluate runs/<run>/checkpoint.pt --render
 
 Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
 G outputs to a question and compares each with the group's mean. Here a question is what
@@ -15,16 +15,12 @@ The advantage (section 4.1.2) compares whole episodes, by their returns:
 
     R_i = Σ_t γ^t r_{i,t},    Â_{i,t} = (R_i - mean(R)) / std(R)    for every step t of episode i
 
-    paper   here                      paper   here
-    G       --group-size              π_old   old_log_probs
-    o_i     an episode (member)       π_ref   reference, renewed every M iterations
-    |o_i|   its number of steps       ε, β    --clip-coef, --kl-coef
-    ρ, Â    ratio, advantages         M, μ    --ref-update-interval, --update-epochs
-
-A step of Algorithm 1 is an iteration here. Departures: rewards are the environment's, so line 12 is
-missing. By default there is no KL term (no policy is pretrained), the mean is over all steps
-(--loss-agg trajectory: Eq. 3), μ passes go in minibatches and end early (--target-kl), gradients
-are clipped, and the learning rate falls.
+Departures from Algorithm 1, whose steps are iterations here:
+1. Rewards are the environment's, so line 12 (a reward model's training) is missing.
+2. No policy is pretrained, so β is 0.
+3. The mean is over all steps (--loss-agg trajectory: Eq. 3).
+4. The μ passes go in minibatches, and end early (--target-kl).
+5. Gradients are clipped, and the learning rate falls.
 """
 
 # /// script
@@ -37,6 +33,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -44,7 +42,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -55,7 +52,7 @@ import torch.distributed as dist
 import tyro
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -68,6 +65,7 @@ class Args:
     env_kwargs: str = "{}"  # for gym.make, as '{"is_slippery": false, "max_episode_steps": 50}'
     total_timesteps: int = 200_000  # environment steps; the iteration that reaches them is the last
     seed: int = 1  # fixes weights, start states and sampling
+    exp_name: str = Path(__file__).stem  # stands in the name of the run's folder
 
     num_groups: int = 4  # groups played at a time by each process, until a minibatch is full
     group_size: int = 8  # G: episodes per group
@@ -91,13 +89,12 @@ class Args:
     log_std_init: float = 0.0  # log of the Gaussian's initial standard deviation (Box)
     norm_obs: bool = False  # observations to mean 0, std 1, within ±10 (iteration 1: only clipped)
     cuda: bool = False  # train on a GPU if there is one
-    num_threads: int = 1  # torch's CPU threads
 
     eval_interval: int = 0  # iterations between evaluations (0: only after training)
     eval_episodes: int = 100  # episodes of an evaluation
     greedy: bool = True  # evaluate with the likeliest actions (off: sampled ones, as in training)
     render: bool = False  # show the episodes of evaluations in a window, one by one
-    capture_video: bool = False  # film each evaluation's first episode to videos/ (not if --render)
+    capture_video: bool = False  # film each evaluation's first episode (not if --render)
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     checkpoint_interval: float = 10.0  # seconds between checkpoints
     resume: str | None = None  # go on from this checkpoint.pt; options not given are the file's
@@ -125,18 +122,23 @@ def compute_advantages(
     return advantages[..., None] * mask
 
 
+def advantages_of(episodes: "Episodes", args: Args) -> Tensor:
+    """Advantages [K, G, T]; train takes any other function of this form in its place."""
+    return compute_advantages(episodes.rewards, episodes.mask, args.gamma, args.norm_std)
+
+
 def step_weights(mask: Tensor, loss_agg: str) -> Tensor:
-    """Weights [K, G, T] that turn the plain mean over all S steps into the mean of loss_agg.
+    """Weights [K, G, T] of mean 1 with which the plain mean over all steps is that of loss_agg.
 
-    "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": 1/S Σ x (DAPO, over all K groups).
+    "trajectory": 1/(K G) Σ_i 1/|o_i| Σ_t x (Eq. 3). "step": the plain mean (DAPO).
     """
-    if loss_agg == "step":
-        return mask.double()
-    lengths = mask.sum(dim=-1, keepdim=True).double()  # |o_i|, [K, G, 1]
-    return mask * lengths.sum() / (lengths.numel() * lengths)  # S / (K G |o_i|)
+    weights = mask.double()
+    if loss_agg == "trajectory":
+        weights /= weights.sum(dim=-1, keepdim=True)  # |o_i|
+    return weights / weights[mask].mean()
 
 
-def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: float):
+def grpo_loss(policy, batch: dict, args: Args) -> tuple[Tensor, dict]:
     """Minus (Eq. 3 + an entropy bonus) on a flat batch of B steps, and the metrics to log.
 
     batch: obs [B, D], actions [B, A], and [B] each: old_log_probs, ref_log_probs, advantages,
@@ -149,17 +151,17 @@ def grpo_loss(policy, batch: dict, clip_coef: float, kl_coef: float, ent_coef: f
     weights = batch["weights"]
 
     # In an iteration's first gradient step ρ = 1, nothing is clipped: it is the policy gradient's.
-    # The bound keeps exp finite. Under π_old, P(ρ > e^20) <= e^-20 (Markov's inequality).
+    # The bound on logarithms keeps exp finite.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
-    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
     policy_loss = -(weights * surrogate).mean()  # Eq. 3: see step_weights
 
     ref_log_ratio = (batch["ref_log_probs"] - log_probs).clamp(max=20)  # log π_ref/π_θ
     kl = (weights * (ref_log_ratio.exp() - ref_log_ratio - 1)).mean()  # Eq. 4
     entropy = (weights * distribution.entropy()).mean()
-    loss = policy_loss + kl_coef * kl - ent_coef * entropy
+    loss = policy_loss + args.kl_coef * kl - args.ent_coef * entropy
     metrics = {
         "losses/policy_loss": policy_loss.detach(),
         "losses/kl": kl.detach(),
@@ -179,13 +181,14 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: spaces.Box, action_space: spaces.Space, args: Args):
         super().__init__()
-        options = num_options(action_space)  # of each of the A choices; [] for a Box
-        self.continuous = not options
+        self.action_space = action_space
+        self.continuous = isinstance(action_space, spaces.Box) and action_space.dtype != bool
         if self.continuous:
             num_outputs = math.prod(action_space.shape)
             self.log_std = nn.Parameter(args.log_std_init * torch.ones(num_outputs))
         else:
-            missing = torch.arange(max(options)) >= torch.tensor(options)[:, None]  # [A, C]
+            nvec = num_options(action_space)  # [A]
+            missing = torch.arange(nvec.max()) >= nvec[:, None]  # [A, C]
             padding = torch.where(missing, -1e9, 0.0)  # added to logits: never chosen
             self.register_buffer("padding", padding, persistent=False)
             num_outputs = missing.numel()
@@ -198,10 +201,22 @@ class Policy(nn.Module):
     def normalize(self, obs: Tensor) -> Tensor:
         """obs [B, D] as the network takes them."""
         if self.norm_obs:
-            obs = ((obs.double() - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+            obs = obs + -self.obs_mean  # float64; torch does not subtract from bools
+            obs.div_((self.obs_var + 1e-8).sqrt()).clamp_(-10, 10)
         return obs.float()
 
-    def forward(self, obs: Tensor) -> Distribution:
+    @torch.no_grad()
+    def update_obs_stats(self, obs: Tensor) -> None:
+        """Merge observations [S, D] into the statistics of normalize (Chan et al. 1979)."""
+        mean = obs.sum(dim=0, dtype=torch.float64) / len(obs)
+        var = (obs + -mean).square_().sum(dim=0) / len(obs)
+        weight = len(obs) / (self.obs_count + len(obs))
+        delta = mean - self.obs_mean
+        self.obs_var += weight * (var - self.obs_var + (1 - weight) * delta.square())
+        self.obs_mean += weight * delta
+        self.obs_count += len(obs)
+
+    def forward(self, obs: Tensor) -> Independent:
         """π_θ(·|s) for obs [B, D]."""
         outputs = self.net(self.normalize(obs))
         if self.continuous:
@@ -214,9 +229,41 @@ class Policy(nn.Module):
     @torch.inference_mode()
     def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
         """Actions [B, A] for observations [B, D]: sampled, or the likeliest."""
-        distribution = self(torch.from_numpy(obs).to(next(self.parameters()).device))
+        distribution = self(torch.from_numpy(obs).to(self.obs_mean.device))
         actions = distribution.mode if greedy else distribution.sample()
         return actions.cpu().numpy()
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [B, A] as env.step takes them: a Box's scaled and clipped, others plus start."""
+        space = self.action_space
+        actions = actions.reshape(-1, *space.shape)
+        if self.continuous:
+            bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
+            low = np.where(bounded, space.low, -1)
+            high = np.where(bounded, space.high, 1)
+            actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
+            actions = actions.clip(space.low, space.high)
+            if space.dtype.kind in "iu":  # counts, as orders of an inventory
+                actions = actions.round()
+        else:
+            actions = actions + getattr(space, "start", 0)
+        return actions.astype(space.dtype)
+
+    def predict(self, obs, greedy: bool = True):
+        """What env.step takes, for one observation of an environment by make_env."""
+        return self.to_env(self.act(np.reshape(obs, (1, -1)), greedy))[0]
+
+
+def num_options(space: spaces.Space) -> Tensor:
+    """How many options each of the A choices of an action has, [A]."""
+    if isinstance(space, spaces.Discrete):
+        return torch.tensor([int(space.n)])
+    if isinstance(space, spaces.MultiDiscrete):
+        return torch.tensor(space.nvec.flatten().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return torch.full((math.prod(space.shape),), 2)
+    kinds = "Discrete, MultiDiscrete, MultiBinary or a Box of numbers"
+    raise UserError(f"Actions must be {kinds}, not {space}: wrap the environment.")
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
@@ -237,22 +284,28 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
 def play(envs: list[gym.Env], policy: Policy, seeds: list[int], greedy: bool = False):
     """Play an episode in each environment, from reset(seed=seeds[i]) to its end.
 
-    Yields every step as it is taken: the episode's number i, observation, action, reward, and
-    whether a time limit cut the episode there. UserError for NaN and infinity.
+    Yields each step: the episode's number i, observation, action, reward, whether a time limit cut
+    the episode there, and the info. UserError for NaN, infinity, unlike starts of equal seeds.
     """
-    running = {i: envs[i].reset(seed=seed)[0] for i, seed in enumerate(seeds)}
+    running = {i: np.array(envs[i].reset(seed=seed)[0]) for i, seed in enumerate(seeds)}
+    for i in range(1, len(seeds)):
+        alike = np.array_equal(running[i], running[i - 1], equal_nan=True)
+        if seeds[i] == seeds[i - 1] and not alike:  # members of one group
+            cause = "the environment ignores reset(seed), or its constructor draws"
+            raise UserError(f"Equal seeds start unlike: {cause}. Mend that, or --no-seed-groups.")
     while running:
         obs = np.array(list(running.values())).reshape(len(running), -1)
         if not np.isfinite(obs).all():
             raise UserError(f"NaN or infinity observed in an episode of seeds {set(seeds)}.")
         actions = policy.act(obs, greedy)
-        env_actions = to_env(actions, envs[0].action_space)
+        env_actions = policy.to_env(actions)
         for row, i in enumerate(list(running)):
-            running[i], reward, terminated, truncated, _ = envs[i].step(env_actions[row])
+            next_obs, reward, terminated, truncated, info = envs[i].step(env_actions[row])
+            running[i] = np.array(next_obs)  # a copy: some environments write into one array
             number = np.float64(reward).item()  # some are arrays of one number
             if not math.isfinite(number):
                 raise UserError(f"A reward is {reward}, in the episode of seed {seeds[i]}.")
-            yield i, obs[row], actions[row], number, bool(truncated and not terminated)
+            yield i, obs[row], actions[row], number, bool(truncated and not terminated), info
             if terminated or truncated:
                 del running[i]
 
@@ -265,43 +318,42 @@ class Episodes(NamedTuple):
     rewards: Tensor  # [K, G, T] float64, 0 where there is no step
     mask: Tensor  # [K, G, T] bool, True where there is a step
     truncated: Tensor  # [K, G] bool, True where a time limit cut the episode: for advantages_of
+    infos: list[dict]  # K·G, the last one of each episode
 
 
 def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
     """Play an episode in each environment, again until the steps fill a minibatch.
 
-    With --seed-groups a group starts from one reset seed; UserError if first observations differ.
+    With --seed-groups the members of a group start from one reset seed.
     """
     episodes = []  # each a list of steps: observation, action, reward, cut by a time limit
+    infos = []  # the last one of each
     while sum(map(len, episodes)) < args.minibatch_size:
         num_seeds = args.num_groups if args.seed_groups else len(envs)
         seeds = torch.randint(2**31, (num_seeds,))  # line 5: the start states
         seeds = seeds.repeat_interleave(len(envs) // num_seeds).tolist()
         first = len(episodes)
         episodes += [[] for _ in envs]
-        for i, *step in play(envs, policy, seeds):  # lines 7 and 8
+        infos += [{} for _ in envs]
+        for i, *step, info in play(envs, policy, seeds):  # lines 7 and 8
             episodes[first + i].append(step)
+            infos[first + i] = dict(info)  # a copy: some environments write into one
 
     lengths = torch.tensor([len(episode) for episode in episodes]).view(-1, args.group_size, 1)
     mask = torch.arange(lengths.max()) < lengths
-    starts = np.array([steps[0][0] for steps in episodes]).reshape(*mask.shape[:2], -1)  # [K, G, D]
-    if args.seed_groups and (starts != starts[:, :1]).any():
-        raise UserError(f"{args.env_id} ignores reset(seed): fix that, or use --no-seed-groups.")
-    columns = zip(*chain(*episodes))  # by episode, then by time
+    columns = zip(*(step for steps in episodes for step in steps))  # by episode, then by time
     obs, actions, rewards, _ = (torch.from_numpy(np.array(column)) for column in columns)
-    return Episodes(
-        obs=obs,
-        actions=actions,
-        rewards=torch.zeros(mask.shape).double().masked_scatter(mask, rewards),
-        mask=mask,
-        truncated=torch.tensor([steps[-1][-1] for steps in episodes]).view(mask.shape[:2]),
-    )
+    rewards = torch.zeros(mask.shape).double().masked_scatter(mask, rewards)
+    truncated = torch.tensor([steps[-1][-1] for steps in episodes]).view(mask.shape[:2])
+    return Episodes(obs, actions, rewards, mask, truncated, infos)
 
 
 @torch.no_grad()
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
     """The S steps of the episodes as grpo_loss takes them, on the policy's device."""
-    device = next(policy.parameters()).device
+    if advantages.shape != episodes.mask.shape or not advantages.isfinite().all():
+        raise UserError("Advantages must be [K, G, T] and finite. Are those of tied groups 0?")
+    device = policy.obs_mean.device
     obs = episodes.obs.to(device)
     actions = episodes.actions.to(device)
     weights = step_weights(episodes.mask, args.loss_agg)
@@ -315,47 +367,46 @@ def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: 
     }
 
 
-def update(policy, optimizer, batch: dict, args: Args) -> dict[str, float]:
-    """μ passes over the batch, cut short by --target-kl; returns the metrics' means."""
-    history = []
+def update(policy, optimizer, batch: dict, args: Args) -> list[dict]:
+    """μ passes over the batch, cut short by --target-kl; returns the minibatches' metrics."""
+    updates = []
     parameters = list(policy.parameters())
-    num_steps = min(of_all_processes(len(batch["obs"])))  # all take as many gradient steps
+    num_steps = min(all_gather(len(batch["obs"])))  # all processes take as many gradient steps
     num_minibatches = max(1, round(num_steps / args.minibatch_size))
     for _ in range(args.update_epochs):  # line 10
         order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
         for indices in order.tensor_split(num_minibatches):
             minibatch = {name: x[indices] for name, x in batch.items()}
-            loss, metrics = grpo_loss(
-                policy, minibatch, args.clip_coef, args.kl_coef, args.ent_coef
-            )
+            loss, metrics = grpo_loss(policy, minibatch, args)
             optimizer.zero_grad()
             loss.backward()
             approx_kl = metrics["losses/approx_kl"]
-            average_over_processes([*(p.grad for p in parameters), approx_kl])  # in place
+            all_reduce_mean([*(p.grad for p in parameters), approx_kl])  # in place
             grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or torch.inf)
-            history.append(metrics | {"losses/grad_norm": grad_norm})
+            updates.append(metrics | {"losses/grad_norm": grad_norm})
             if 0 < args.target_kl < approx_kl:  # already far from π_old
-                return means(history)
+                return updates
             optimizer.step()  # line 11
-    return means(history)
+    return updates
 
 
-def train(args: Args, advantages_of=None) -> "Run":
+def train(args: Args, advantages_of=advantages_of, policy_type=Policy) -> "Run":
     """Algorithm 1 of the paper, its lines named in the comments.
 
-    advantages_of(episodes, args) gives advantages [K, G, T] in place of compute_advantages.
+    advantages_of(episodes, args) gives advantages [K, G, T]; checkpoints keep its state_dict, if it
+    has one. policy_type: Policy, or a subclass with a network of its own.
     """
     check_args(args)
     device = start_device(args)
     set_seeds(args.seed)
     envs = [make_env(args) for _ in range(args.num_groups * args.group_size)]
-    policy = Policy(envs[0].observation_space, envs[0].action_space, args).to(device)  # line 1: π_θ
-    reference = deepcopy(policy)  # π_ref (line 3, if M is 0)
+    policy = policy_type(envs[0].observation_space, envs[0].action_space, args).to(device)  # line 1
+    reference = deepcopy(policy)  # π_ref (line 3, if M is 0), as policy is π_θ
     optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
+    saved = {"policy": policy, "reference": reference, "optimizer": optimizer}
     if hasattr(advantages_of, "state_dict"):
-        parts["advantages_of"] = advantages_of
-    run = Run(args, envs, parts)  # with --resume it loads the parts
+        saved["advantages_of"] = advantages_of
+    run = Run(args, saved)  # with --resume it loads them
 
     while run.step < args.total_timesteps:  # lines 2 and 4
         set_seeds(args.seed, RANK, run.iteration + 1)  # so that a resumed run draws the same
@@ -366,28 +417,26 @@ def train(args: Args, advantages_of=None) -> "Run":
 
         # Lines 5 to 8. π_old (line 6) is π_θ until update; the batch keeps its log-probabilities.
         episodes = collect_groups(envs, policy, args)
-        if advantages_of is None:
-            advantages = compute_advantages(  # line 9
-                episodes.rewards, episodes.mask, args.gamma, args.norm_std
-            )
-        else:
-            advantages = advantages_of(episodes, args)
+        advantages = advantages_of(episodes, args)  # line 9
         batch = make_batch(episodes, advantages, policy, reference, args)
-        metrics = update(policy, optimizer, batch, args)  # lines 10 and 11
+        updates = update(policy, optimizer, batch, args)  # lines 10 and 11
         if args.norm_obs:  # only now, so that π_old and π_θ normalize alike
-            update_obs_stats(policy, batch["obs"])
+            policy.update_obs_stats(torch.cat(all_gather(episodes.obs)).to(device))
         episode_returns = episodes.rewards.sum(dim=-1)  # [K, G]
-        metrics |= group_metrics(episodes, episode_returns, advantages)
-        run.record(len(episodes.obs), episode_returns.flatten().tolist(), metrics)
+        metrics = {
+            "charts/episodic_return": episode_returns.mean(),
+            "charts/episodic_length": episodes.mask.sum(dim=-1).double().mean(),
+            "group/zero_std_frac": (advantages == 0).flatten(1).all(1).double().mean(),
+            "group/return_std": episode_returns.std(dim=-1).mean(),
+        }
+        metrics |= success_rate(episodes.infos)
+        run.record(len(episodes.obs), episode_returns.flatten().tolist(), updates, metrics)
 
-    return run.finish()
+    run.finish(envs)
+    return run
 
 
-# --- The program around the algorithm ---
-
-RANK = int(os.environ.get("RANK", 0))  # this process's number under torchrun
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # and how many there are
-EVAL_SEED = 10**9  # all policies are evaluated from the same start states
+# --- The program, the same in every script: environments and evaluation ---
 
 
 class UserError(ValueError):
@@ -404,42 +453,59 @@ def make_env(args: Args, **options) -> gym.Env:
         env = gym.make(args.env_id, **options)
     except gym.error.Error as error:
         raise UserError(str(error)) from error
-    if env.spec.max_episode_steps is None:
-        env = gym.wrappers.TimeLimit(env, 1000)
+    except TypeError as error:
+        if re.search("(keyword|positional) argument", str(error)):
+            raise UserError(f"--env-kwargs: {error}") from error
+        raise  # a mistake in the environment's constructor
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
         with suppress(NotImplementedError):  # a space of the environment's own: refused below
             env = gym.wrappers.FlattenObservation(env)
     if not isinstance(env.observation_space, spaces.Box):
         raise UserError(f"Cannot flatten {env.observation_space}: wrap the environment.")
+    if env.spec.max_episode_steps is None:
+        gym.logger.warn("Episodes end after 1000 steps (see max_episode_steps in --env-kwargs).")
+        env = gym.wrappers.TimeLimit(env, 1000)
     return env
 
 
-def num_options(space: spaces.Space) -> list[int]:
-    """How many options each of the A choices of an action has; none for a Box of floats."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * math.prod(space.shape)
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        return []
-    kinds = "Discrete, MultiDiscrete, MultiBinary or a Box of floats"
-    raise UserError(f"Actions must be {kinds}, not {space}: wrap the environment.")
+def make_eval_envs(args: Args, folder: Path) -> list[gym.Env]:
+    """The environments of evaluations: with --render or --capture-video a single one."""
+    if args.render:
+        return [make_env(args, render_mode="human")]
+    if args.capture_video:
+        env = gym.wrappers.RecordVideo(
+            make_env(args, render_mode="rgb_array"),
+            str(folder / "videos"),
+            episode_trigger=lambda episode: episode % args.eval_episodes == 0,
+            name_prefix=f"{datetime.now():%Y%m%d-%H%M%S}",
+        )
+        return [env]
+    return [make_env(args) for _ in range(min(16, args.eval_episodes))]
 
 
-def to_env(actions: np.ndarray, space: spaces.Space) -> list:
-    """Actions [B, A] as env.step takes them: Box ones scaled and clipped, choices plus start."""
-    actions = actions.reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
-        low = np.where(bounded, space.low, -1)
-        high = np.where(bounded, space.high, 1)
-        actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
-        actions = actions.clip(space.low, space.high)
-    else:
-        actions = actions + getattr(space, "start", 0)
-    return list(actions.astype(space.dtype))
+def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
+    """The returns of --eval-episodes episodes, from the same start states in every run."""
+    starts = range(10**9, 10**9 + args.eval_episodes)  # seeds
+    set_seeds(starts[0])
+    returns = np.zeros(args.eval_episodes)
+    infos = {}  # the last one of each episode
+    for first in tqdm(range(0, len(starts), len(envs)), desc="Evaluating", leave=False, delay=1):
+        seeds = starts[first : first + len(envs)]
+        for i, _, _, reward, _, info in play(envs, policy, seeds, args.greedy):
+            returns[first + i] += reward
+            infos[first + i] = dict(info)
+    kind = "Greedy" if args.greedy else "Sampled"
+    result = f"return {returns.mean():.2f} ± {returns.std():.2f}"
+    for rate in success_rate(infos.values()).values():
+        result += f", success rate {rate:.2f}"
+    tqdm.write(f"{kind} evaluation, {len(returns)} episodes: {result}")
+    return returns
+
+
+def success_rate(infos) -> dict:
+    """The share of episodes whose last info says is_success, where there is such an entry."""
+    successes = [info["is_success"] for info in infos if "is_success" in info]
+    return {"charts/success_rate": np.mean(successes)} if successes else {}
 
 
 def set_seeds(*numbers: int) -> None:
@@ -450,133 +516,88 @@ def set_seeds(*numbers: int) -> None:
     random.seed(seed)
 
 
+# --- Processes ---
+
+TORCHRUN = dist.is_torchelastic_launched()
+RANK = int(os.environ["RANK"]) if TORCHRUN else 0  # this process's number
+WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if TORCHRUN else 1  # and how many there are
+
+
 def start_device(args: Args) -> torch.device:
     """The CPU or, with --cuda, a GPU for each process; joins torchrun's processes."""
-    torch.set_num_threads(args.num_threads)
-    if WORLD_SIZE > 1:
+    torch.set_num_threads(1)  # more slow small networks down
+    if TORCHRUN:
         dist.init_process_group(timeout=timedelta(days=1))  # while the first one evaluates
     cuda = args.cuda and torch.cuda.is_available()
     if args.cuda and not cuda:
         print(f"WARNING: torch {torch.__version__} finds no GPU: --cuda trains on the CPU")
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if TORCHRUN else 0)
     print("Device:", torch.cuda.get_device_name() if cuda else "CPU")
     return torch.device("cuda" if cuda else "cpu")
 
 
-def average_over_processes(tensors: list[Tensor]) -> None:
+def all_reduce_mean(tensors: list[Tensor]) -> None:
     """Under torchrun replace tensors, in place, by their mean over the processes."""
-    if WORLD_SIZE > 1:
+    if TORCHRUN:
         vector = nn.utils.parameters_to_vector(tensors)  # one message for all
         dist.all_reduce(vector)
         nn.utils.vector_to_parameters(vector / WORLD_SIZE, tensors)
 
 
-def of_all_processes(number: int) -> list[int]:
-    """The number that each of torchrun's processes has."""
-    numbers = [number] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(numbers, number)
-    return numbers
+def all_gather(x) -> list:
+    """What each of torchrun's processes has for x."""
+    gathered = [x] * WORLD_SIZE
+    if TORCHRUN:
+        dist.all_gather_object(gathered, x)
+    return gathered
 
 
-@torch.no_grad()
-def update_obs_stats(policy: Policy, obs: Tensor) -> None:
-    """Merge an iteration's observations [S, D] into the policy's statistics (Chan et al. 1979)."""
-    obs = obs.double()
-    count = torch.full_like(policy.obs_count, len(obs))
-    total = obs.sum(dim=0)
-    average_over_processes([count, total])
-    mean = total / count
-    squares = (obs - mean).square().sum(dim=0)
-    average_over_processes([squares])
-
-    weight = count / (policy.obs_count + count)
-    delta = mean - policy.obs_mean
-    policy.obs_var += weight * (squares / count - policy.obs_var + (1 - weight) * delta.square())
-    policy.obs_mean += weight * delta
-    policy.obs_count += count
-
-
-def means(history: list[dict]) -> dict[str, float]:
-    """The mean of each metric over the minibatches."""
-    return {name: torch.stack([m[name] for m in history]).mean().item() for name in history[0]}
-
-
-def group_metrics(episodes: Episodes, episode_returns: Tensor, advantages: Tensor) -> dict:
-    """What is logged of an iteration's episodes; their returns are [K, G]."""
-    tied = (advantages == 0).flatten(1).all(1)  # [K]
-    return {
-        "charts/episodic_return": episode_returns.mean(),
-        "charts/episodic_length": episodes.mask.sum(dim=-1).double().mean(),
-        "group/zero_std_frac": tied.double().mean(),
-        "group/return_std": episode_returns.std(dim=-1).mean(),
-    }
-
-
-def evaluate(policy: Policy, envs: list[gym.Env], args: Args) -> np.ndarray:
-    """The returns of --eval-episodes episodes, from the same start states in every run."""
-    set_seeds(EVAL_SEED)
-    returns = np.zeros(args.eval_episodes)
-    starts = range(EVAL_SEED, EVAL_SEED + args.eval_episodes)
-    for first in tqdm(range(0, len(starts), len(envs)), desc="Evaluating", leave=False, delay=1):
-        seeds = starts[first : first + len(envs)]
-        for i, _, _, reward, _ in play(envs, policy, seeds, args.greedy):
-            returns[first + i] += reward
-    kind = "Greedy" if args.greedy else "Sampled"
-    mean = f"{returns.mean():.2f} ± {returns.std():.2f}"
-    tqdm.write(f"{kind} evaluation, {len(returns)} episodes: return {mean}")
-    return returns
-
-
-def shown_envs(args: Args, folder: Path) -> list[gym.Env]:
-    """With --render or --capture-video the one environment of evaluations, else none."""
-    if not (args.render or args.capture_video):
-        return []
-    env = make_env(args, render_mode="human" if args.render else "rgb_array")
-    if not args.render:
-        env = gym.wrappers.RecordVideo(
-            env,
-            str(folder / "videos"),
-            episode_trigger=lambda episode: episode % args.eval_episodes == 0,
-            name_prefix=f"{datetime.now():%Y%m%d-%H%M%S}",
-        )
-    return [env]
+# --- Logs and files ---
 
 
 class Run:
-    """A run's progress, logs and files. Of torchrun's processes only the first logs and writes."""
+    """A run's progress, and its files. Under torchrun only the first process logs and writes."""
 
-    PROGRESS = ["iteration", "step", "seconds", "recent_returns", "best_return"]
+    PROGRESS = ["iteration", "step", "seconds", "recent_returns", "train_return", "best_return"]
+    resume_command = "start again"  # of this process's latest run
 
-    def __init__(self, args: Args, envs: list[gym.Env], parts: dict):
+    def __init__(self, args: Args, saved: dict):
         self.args = args
-        self.parts = parts  # what a checkpoint keeps beside the progress
+        self.saved = saved  # what a file keeps beside options and progress
         self.iteration = 0
         self.step = 0  # environment steps
         self.seconds = 0.0
         self.recent_returns = []  # of this process's last 100 training episodes
-        self.best_return = -np.inf  # the best mean of an evaluation
-        now = f"{datetime.now():%Y%m%d-%H%M%S-%f}"
-        name = f"{args.env_id}__{Path(sys.argv[0]).stem}__{args.seed}__{now}"
-        self.dir = Path("runs", name.replace("/", "-").replace(":", "-"))
+        self.train_return = math.nan  # their mean
+        self.best_return = -math.inf  # the best mean of an evaluation
+        self.history = []  # the metrics of each iteration, since the start or the resume
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+        self.dir = Path("runs", re.sub("[/:]", "-", name))
         if args.resume:
             path = Path(args.resume)
-            saved_args, progress = load(path, parts)
+            options, progress = load(path, saved)
             vars(self).update(progress)
             if path.name == "checkpoint.pt":  # from best.pt on, a run has a folder of its own
                 self.dir = path.parent
-            if self.step >= args.total_timesteps < saved_args["total_timesteps"]:
+            if self.step >= args.total_timesteps < options["total_timesteps"]:
                 raise UserError(f"{path} has {self.step:,} steps already.")
-        self.first_step = self.step + 1  # what a killed run logged from here on is dropped
         self.started = time.perf_counter() - self.seconds
+        self.saved_at = -math.inf  # seconds at the last checkpoint
+        self.first_step = self.step + 1  # what a killed run logged from here on is dropped
         shown = {"unit": " steps", "unit_scale": True, "mininterval": 1, "disable": RANK > 0}
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **shown)
+        self.eval_envs = make_eval_envs(args, self.dir) if RANK == 0 else []
+        script = shlex.quote(sys.argv[0])
+        path = shlex.quote((self.dir / "checkpoint.pt").as_posix())
+        launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if TORCHRUN else "python"
+        Run.resume_command = f"{launch} {script} --resume {path}"
+        self.watch_command = f"python {script} --evaluate {path} --render"
         if RANK == 0:
-            self.eval_envs = shown_envs(args, self.dir) or envs
-            self.saved_at = -np.inf  # self.seconds at the last checkpoint
-            launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
-            tqdm.write(f"To resume: {launch} {sys.argv[0]} --resume {self.dir / 'checkpoint.pt'}")
+            tqdm.write(f"To resume: {self.resume_command}")
+
+    def __repr__(self) -> str:
+        return f"Run({self.dir}: {self.step:,} steps, return {self.train_return:.2f})"
 
     @cached_property
     def writer(self) -> SummaryWriter:
@@ -585,76 +606,81 @@ class Run:
         if self.args.track:
             import wandb
 
+            wandb.finish()  # the run before, in a notebook
             name = self.dir.resolve().name
             wandb.init(id=name, name=name, resume="allow", config=options, sync_tensorboard=True)
         writer = SummaryWriter(self.dir, purge_step=self.first_step)
         rows = "".join(f"\n|{name}|{value}|" for name, value in options.items())
-        writer.add_text("options", f"|option|value|\n|-|-|{rows}", self.step)
+        writer.add_text("options", f"|option|value|\n|-|-|{rows}", self.first_step)
         return writer
 
-    def record(self, num_steps: int, returns: list[float], metrics: dict) -> None:
-        """Count, log and show an iteration; evaluate and save if due."""
-        num_steps = sum(of_all_processes(num_steps))
+    def record(self, num_steps: int, returns: list[float], updates: list[dict], metrics: dict):
+        """Count and log an iteration, with the means of its updates; evaluate and save if due."""
+        num_steps = sum(all_gather(num_steps))
         self.iteration += 1
         self.step += num_steps
         self.seconds = time.perf_counter() - self.started
         self.recent_returns = (self.recent_returns + returns)[-100:]
+        self.train_return = np.mean(self.recent_returns or [np.nan]).item()
+        for name in updates[0]:
+            metrics[name] = torch.stack([m[name] for m in updates]).mean()
         if not math.isfinite(metrics["losses/policy_loss"] + metrics["losses/grad_norm"]):
             raise UserError("The update is NaN or infinite: lower --learning-rate, scale rewards.")
+        metrics["charts/SPS"] = self.step / self.seconds
+        metrics["charts/learning_rate"] = self.saved["optimizer"].param_groups[0]["lr"]
+        metrics = {name: float(value) for name, value in metrics.items()}
+        self.history.append({"step": self.step} | metrics)
         if RANK > 0:
             return
-        if self.iteration == 1 and metrics["group/zero_std_frac"] == 1:
+        if self.iteration == 1 and metrics.get("group/zero_std_frac") == 1:
             tqdm.write("All advantages are 0 so far: every group ties, and ties teach nothing.")
-        metrics["charts/SPS"] = self.step / self.seconds
-        metrics["charts/learning_rate"] = self.parts["optimizer"].param_groups[0]["lr"]
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, self.step)
-        mean_return = np.mean(self.recent_returns or [np.nan])
-        self.bar.set_postfix_str(f"return={mean_return:.1f}", refresh=False)
+        self.bar.set_postfix_str(f"return={self.train_return:.1f}", refresh=False)
         self.bar.update(num_steps)
         if self.args.eval_interval and self.iteration % self.args.eval_interval == 0:
             self.evaluate()
         if self.seconds - self.saved_at >= self.args.checkpoint_interval:
-            self.saved_at = self.seconds
             self.save("checkpoint.pt")
 
     def evaluate(self) -> None:
         """Evaluate the policy; keep it as best.pt if it is the best so far."""
-        mean_return = float(evaluate(self.parts["policy"], self.eval_envs, self.args).mean())
+        mean_return = evaluate(self.saved["policy"], self.eval_envs, self.args).mean().item()
         self.writer.add_scalar("eval/episodic_return", mean_return, self.step)
         if mean_return > self.best_return:
             self.best_return = mean_return
             self.save("best.pt")
+            self.saved_at = -math.inf  # a checkpoint that knows of it follows at once
 
     def save(self, filename: str) -> None:
         """Write a file whole or not at all: a kill leaves the one before."""
         self.writer.flush()  # first the curves up to here; it makes the folder, too
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        state["args"] = asdict(self.args)
-        state["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
-        part = self.dir / f"{filename}.part"
-        torch.save(state, part)
-        part.replace(self.dir / filename)
+        states = {name: part.state_dict() for name, part in self.saved.items()}
+        states["args"] = asdict(self.args)
+        states["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
+        torch.save(states, self.dir / f"{filename}.part")
+        os.replace(self.dir / f"{filename}.part", self.dir / filename)
+        self.saved_at = self.seconds
 
-    def finish(self) -> "Run":
-        """Save, evaluate and report."""
-        self.bar.close()
-        if WORLD_SIZE > 1:
+    def finish(self, envs: list[gym.Env]) -> None:
+        """Save, report, evaluate, and close the environments."""
+        if TORCHRUN:
             dist.destroy_process_group()
         if RANK == 0:
+            self.save("checkpoint.pt")  # before anything is printed: the terminal may be gone
+            self.bar.close()
             rate = f"{self.step / self.seconds:,.0f} steps/s"
             print(f"Trained {self.step:,} steps in {self.seconds:.1f} s ({rate})")
-            mean_return = np.mean(self.recent_returns or [np.nan])
-            print(f"Training return, last {len(self.recent_returns)} episodes: {mean_return:.2f}")
-            self.save("model.pt")
+            count = len(self.recent_returns)
+            print(f"Training return, last {count} episodes: {self.train_return:.2f}")
             self.evaluate()
             self.save("checkpoint.pt")
             self.writer.close()
-            print(f"Logs:  tensorboard --logdir {self.dir.parent}")
-            print(f"Watch: python {sys.argv[0]} --evaluate {self.dir / 'model.pt'} --render")
-            if self.args.capture_video:
-                self.eval_envs[0].close()  # which finishes the video
-        return self
+            print(f"Logs:  tensorboard --logdir {shlex.quote(str(self.dir.parent))}")
+            print(f"Watch: {self.watch_command}")
+        for env in envs + self.eval_envs:
+            with suppress(Exception):  # all is saved
+                env.close()  # which finishes a video
 
 
 def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
@@ -668,6 +694,23 @@ def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
         raise UserError(f"Cannot use {path}: {type(error).__name__}: {error}") from error
 
 
+def saved_args(path: str | Path, args_type: type = Args, **changes) -> Args:
+    """What train takes to go on from a saved file: its options that args_type has, and changes."""
+    options, _ = load(path, {})
+    options |= {"resume": str(path), "evaluate": None} | changes
+    return args_type(**{f.name: options[f.name] for f in fields(args_type) if f.name in options})
+
+
+def load_policy(path: str | Path, env: gym.Env, args: Args, policy_type=Policy) -> Policy:
+    """The policy of a saved file, on the CPU, for environments like env (by make_env)."""
+    policy = policy_type(env.observation_space, env.action_space, args)
+    load(path, {"policy": policy})
+    return policy
+
+
+# --- The command line ---
+
+
 def check_args(args: Args) -> None:
     """UserError if an option is out of range."""
     lowest = {"seed": 0, "ref_update_interval": 0, "eval_interval": 0}
@@ -675,42 +718,42 @@ def check_args(args: Args) -> None:
     for field in fields(args):
         value = getattr(args, field.name)
         low = lowest.get(field.name, 1 if field.type is int else 0)
-        high = 1 if field.name in ("gamma", "gae_lambda") else 2**40
+        high = 1 if field.name in ("gamma", "gae_lambda") else math.inf
         if isinstance(value, int | float) and not low <= value <= high:  # NaN fails, too
-            option = field.name.replace("_", "-")
-            raise UserError(f"--{option} must be from {low} to {high}, not {value}.")
+            option = f"--{field.name.replace('_', '-')}"
+            raise UserError(f"{option} must be from {low} to {high}, not {value}.")
 
 
-def play_saved(args: Args) -> None:
+def play_saved(args: Args, policy_type=Policy) -> None:
     """Evaluate the policy of the file args.evaluate."""
     check_args(args)
     device = start_device(args)
-    num_envs = args.num_groups * args.group_size
-    envs = shown_envs(args, Path(args.evaluate).parent) or [make_env(args) for _ in range(num_envs)]
-    policy = Policy(envs[0].observation_space, envs[0].action_space, args)
-    load(args.evaluate, {"policy": policy})
+    envs = make_eval_envs(args, Path(args.evaluate).parent)
+    policy = load_policy(args.evaluate, envs[0], args, policy_type)
     evaluate(policy.to(device), envs, args)
-    if args.capture_video:
-        envs[0].close()  # which finishes the video
+    for env in envs:
+        env.close()  # which finishes a video
 
 
-def main(args_type: type = Args, advantages_of=None) -> None:
-    """Train or, with --evaluate, play a saved policy."""
-    sys.stdout.reconfigure(errors="replace", line_buffering=True)  # Windows' γ; a killed run's log
+def main(args_type: type = Args, **plug_ins) -> None:
+    """Train, with plug_ins as train takes them, or, with --evaluate, play a saved policy."""
+    with suppress(AttributeError):  # a notebook's output has no encoding of its own
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)  # Windows prints no γ
     sys.path.append("")  # modules of --env-id may lie in the current folder
     try:
         args = tyro.cli(args_type)
         if path := args.evaluate or args.resume:  # options not given are the file's
-            saved_args, _ = load(path, {})
-            known = {name: saved_args[name] for name in asdict(args) if name in saved_args}
-            args = tyro.cli(args_type, default=args_type(**known))
+            args = tyro.cli(args_type, default=saved_args(path, args_type))
         if args.evaluate:
-            play_saved(args)
+            play_saved(args, plug_ins.get("policy_type", Policy))
         else:
-            train(args, advantages_of)
+            train(args, **plug_ins)
     except (UserError, ModuleNotFoundError) as error:
         tqdm.write(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        tqdm.write(f"Stopped. To resume: {Run.resume_command}")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def only_run() -> Path:
 
 
 def weights(run) -> dict:
-    return run.parts["policy"].cpu().state_dict()
+    return run.saved["policy"].cpu().state_dict()
 
 
 def curves(run_dir: Path) -> dict:

@@ -9,18 +9,19 @@ from gymnasium import spaces
 
 
 class Countdown(gym.Env):
-    """Shows (length, steps taken), in one array, and pays length + steps taken / 10.
+    """Shows (length, steps taken), in one array for all, and pays length + steps taken / 10.
 
     The length is 2 to 8, by the seed; with choose, action 1 ends it, too; ends: the flags then.
     """
 
     observation_space = spaces.Box(0, 100, (2,), np.float32)
     action_space = spaces.Discrete(2)
+    shown = np.zeros(2, np.float32)
+    info = {}
 
     def __init__(self, ends=("terminated",), choose=False):
         self.ends = ends
         self.choose = choose
-        self.shown = np.zeros(2, np.float32)
 
     def observe(self):
         self.shown[:] = self.length, self.taken
@@ -36,7 +37,8 @@ class Countdown(gym.Env):
         self.taken += 1
         over = self.taken >= self.length or bool(self.choose and action == 1)
         flags = [over and flag in self.ends for flag in ("terminated", "truncated")]
-        return self.observe(), self.length + self.taken / 10, *flags, {}
+        self.info["is_success"] = self.taken > 4
+        return self.observe(), self.length + self.taken / 10, *flags, self.info
 
 
 class Dice(Countdown):
@@ -73,7 +75,7 @@ class Faulty(Countdown):
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        return obs, {"reward nan": np.nan, "reward none": None}.get(self.what, reward), *rest
+        return obs, {"reward nan": np.nan, "reward None": None}.get(self.what, reward), *rest
 
 
 class Odd(Countdown):
@@ -89,9 +91,6 @@ class Odd(Countdown):
         obs, reward, over, *rest = super().step(action)
         return obs, np.array([reward]) if self.taken % 2 else 1, np.array([over]), *rest
 
-    def close(self):
-        raise RuntimeError("the simulator is gone")
-
 
 class Answer(Countdown):
     """Ten steps, each of which pays the share of an action's numbers that are the best ones."""
@@ -103,7 +102,8 @@ class Answer(Countdown):
         "MultiBinary": (spaces.MultiBinary((2, 1, 2)), 1),
         "Box": (spaces.Box(np.float32(-1), np.float32(3), (2, 1)), 2),
         "Tuple": (spaces.Tuple([spaces.Discrete(2)]), 0),
-        "integers": (spaces.Box(0, 9, (2,), np.int64), 0),
+        "integers": (spaces.Box(0, 9, (2,), np.int64), 7),
+        "bools": (spaces.Box(0, 1, (2,), bool), 0),
         "strange": (spaces.Discrete(2), 0),
     }
     observation_space = spaces.Dict(a=spaces.Box(-1, 1, (2, 2)), b=spaces.MultiDiscrete([2, 3]))

@@ -1,9 +1,6 @@
 """CPU against GPU: skipped where there is none."""
 
-import shutil
-import signal
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import torch
 
 import grpo_rtg
 import ppo
-from tests.child import TINY, env, equal, main, only_run, start, train, weights
+from tests.child import equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -35,9 +32,8 @@ def test_an_update_is_the_cpus(module, env_id):
     torch.manual_seed(0)
     args = module.Args(env_id=env_id, update_epochs=1, norm_obs=True)
     env_ = module.make_env(args)
-    network = module.ActorCritic if module is ppo else module.Policy
-    policy = network(env_.observation_space, env_.action_space, args)
-    module.update_obs_stats(policy, torch.randn(100, *env_.observation_space.shape))
+    policy = module.Policy(env_.observation_space, env_.action_space, args)
+    policy.update_obs_stats(torch.randn(100, *env_.observation_space.shape))
     policies = [policy, deepcopy(policy).to("cuda")]
     before = [x.clone() for x in policy.state_dict().values()]
     batches = first_batches(module, args, policies)
@@ -52,19 +48,3 @@ def test_an_update_is_the_cpus(module, env_id):
     obs = np.ones((5, *env_.observation_space.shape), np.float32)
     expected, given = (policy.act(obs, greedy=True) for policy in policies)
     np.testing.assert_allclose(given, expected, atol=1e-3)
-
-
-def test_a_killed_run_resumes_to_the_bit(capsys):
-    """SIGKILL in the evaluation of the third iteration."""
-    options = TINY["grpo_rtg"] | env("Dice") | {"eval_interval": 3, "checkpoint_interval": 0.0}
-    options |= {"cuda": True, "norm_obs": True}
-    whole = train("grpo_rtg", **options)
-    assert torch.cuda.get_device_name() in capsys.readouterr().out
-    assert next(whole.parts["policy"].parameters()).is_cuda
-    shutil.move("runs", "whole")
-    Path("die").touch()
-    process = start(main, "grpo_rtg", {}, **options)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    run = train("grpo_rtg", **options, resume=str(only_run() / "checkpoint.pt"))
-    assert run.step == whole.step and equal(weights(run), weights(whole))

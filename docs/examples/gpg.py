@@ -19,16 +19,17 @@ import tyro
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from regression import divide_by_std
+from regression import discounted_sums, divide_by_std
 
 import grpo_rtg
-from grpo_rtg import Episodes, UserError, discounted_sums
+from grpo_rtg import Episodes, UserError
 
 
 @dataclass
 class Args(grpo_rtg.Args):
     """GRPO with the mean of a bin of states."""
 
+    exp_name: str = Path(__file__).stem
     baseline: tyro.conf.Suppress[str] = "bins"  # no choice here
     bin_width: float = 1.0  # ε of f(s) = ε Round(s/ε), in standard deviations of the observations
 
@@ -62,4 +63,4 @@ def bin_means(returns: Tensor, bins: Tensor, episode: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    grpo_rtg.main(Args, advantages_of)
+    grpo_rtg.main(Args, advantages_of=advantages_of)

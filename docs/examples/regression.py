@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import grpo_rtg
-from grpo_rtg import Episodes, discounted_sums
+from grpo_rtg import Episodes
 
 NUM_FEATURES = 128
 BANDWIDTH = 2.0  # of the kernel, in inputs' standard deviations times √(their number)
@@ -34,6 +34,7 @@ RIDGE = 1e-3  # penalty on the weights, per step
 class Args(grpo_rtg.Args):
     """GRPO with a linear critic."""
 
+    exp_name: str = Path(__file__).stem
     baseline: tyro.conf.Suppress[str] = "regression"  # no choice here
     gae_lambda: float = 0.98  # λ of GAE
 
@@ -96,6 +97,14 @@ def gae(episodes: Episodes, values: Tensor, gamma: float, gae_lambda: float) -> 
     return discounted_sums(deltas.where(episodes.mask, 0), gamma * gae_lambda)
 
 
+def discounted_sums(x: Tensor, gamma: float) -> Tensor:
+    """Σ_{j≥t} γ^(j-t) x_j along the last dimension."""
+    sums = x.clone()
+    for t in reversed(range(x.shape[-1] - 1)):
+        sums[..., t] += gamma * sums[..., t + 1]
+    return sums
+
+
 def divide_by_std(advantages: Tensor, episodes: Episodes) -> Tensor:
     """Advantages [K, G, T] over their root mean square in the group; 0 where that is rounding."""
     num_steps = episodes.mask.sum(dim=(1, 2), keepdim=True)
@@ -106,4 +115,4 @@ def divide_by_std(advantages: Tensor, episodes: Episodes) -> Tensor:
 
 
 if __name__ == "__main__":
-    grpo_rtg.main(Args, Regression())
+    grpo_rtg.main(Args, advantages_of=Regression())

@@ -49,7 +49,7 @@ def group(args: grpo_rtg.Args, seed: int, model: Path | None = None) -> grpo_rtg
     envs = [grpo_rtg.make_env(args) for _ in range(args.group_size)]
     policy = grpo_rtg.Policy(envs[0].observation_space, envs[0].action_space, args)
     if model:
-        grpo_rtg.load(model, {"policy": policy})
+        policy = grpo_rtg.load_policy(model, envs[0], args)
     return grpo_rtg.collect_groups(envs, policy, args)
 
 
@@ -60,7 +60,7 @@ def landings() -> grpo_rtg.Episodes:
         run = grpo_rtg.train(args)
         args.num_groups = 1
         args.group_size = 8
-        return group(args, 5, run.dir / "model.pt")
+        return group(args, 5, run.dir / "checkpoint.pt")
 
 
 def draw_variants(episodes: grpo_rtg.Episodes) -> None:

@@ -6,7 +6,7 @@ r"""README's moving picture: trained policies side by side, in real time.
         --group-size 8 --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
     python docs/examples/regression.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 \
         --gamma 0.999 --seed 3
-    python grpo_rtg.py --evaluate runs/<run>/model.pt --capture-video     # of each
+    python grpo_rtg.py --evaluate runs/<run>/checkpoint.pt --capture-video     # of each
     python docs/figures/movie.py VIDEO VIDEO VIDEO
 
 Hopper's camera follows it with --env-kwargs '{"camera_name": "track"}'.
