@@ -20,7 +20,8 @@ Departures from Algorithm 1, whose steps are iterations here:
 2. No policy is pretrained, so β is 0.
 3. The mean is over all steps (--loss-agg trajectory: Eq. 3).
 4. The μ passes go in minibatches, and end early (--target-kl).
-5. Gradients are clipped, and the learning rate falls.
+5. Gradients are clipped, log-ratios bounded, and the learning rate falls.
+6. An episode that a time limit cuts counts as complete.
 """
 
 # /// script
@@ -150,7 +151,7 @@ def grpo_loss(policy, batch: dict, args: Args) -> tuple[Tensor, dict]:
     assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
     weights = batch["weights"]
 
-    # In an iteration's first gradient step ρ = 1, nothing is clipped: it is the policy gradient's.
+    # In an iteration's first gradient step ρ = 1 and nothing is clipped: the plain policy gradient.
     # The bound on logarithms keeps exp finite.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
@@ -239,8 +240,8 @@ class Policy(nn.Module):
         actions = actions.reshape(-1, *space.shape)
         if self.continuous:
             bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
-            low = np.where(bounded, space.low, -1)
-            high = np.where(bounded, space.high, 1)
+            low = np.where(bounded, space.low, -1.0)
+            high = np.where(bounded, space.high, 1.0)
             actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
             actions = actions.clip(space.low, space.high)
             if space.dtype.kind in "iu":  # counts, as orders of an inventory
@@ -352,7 +353,7 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
     """The S steps of the episodes as grpo_loss takes them, on the policy's device."""
     if advantages.shape != episodes.mask.shape or not advantages.isfinite().all():
-        raise UserError("Advantages must be [K, G, T] and finite. Are those of tied groups 0?")
+        raise UserError("Advantages must be [K, G, T] and finite. Give 0 where a group ties.")
     device = policy.obs_mean.device
     obs = episodes.obs.to(device)
     actions = episodes.actions.to(device)
@@ -422,12 +423,12 @@ def train(args: Args, advantages_of=advantages_of, policy_type=Policy) -> "Run":
         updates = update(policy, optimizer, batch, args)  # lines 10 and 11
         if args.norm_obs:  # only now, so that π_old and π_θ normalize alike
             policy.update_obs_stats(torch.cat(all_gather(episodes.obs)).to(device))
-        episode_returns = episodes.rewards.sum(dim=-1)  # [K, G]
+        episode_returns = episodes.rewards.sum(-1)  # [K, G]
         metrics = {
             "charts/episodic_return": episode_returns.mean(),
-            "charts/episodic_length": episodes.mask.sum(dim=-1).double().mean(),
+            "charts/episodic_length": episodes.mask.sum(-1).double().mean(),
             "group/zero_std_frac": (advantages == 0).flatten(1).all(1).double().mean(),
-            "group/return_std": episode_returns.std(dim=-1).mean(),
+            "group/return_std": episode_returns.std(-1).mean(),
         }
         metrics |= success_rate(episodes.infos)
         run.record(len(episodes.obs), episode_returns.flatten().tolist(), updates, metrics)
@@ -454,7 +455,7 @@ def make_env(args: Args, **options) -> gym.Env:
     except gym.error.Error as error:
         raise UserError(str(error)) from error
     except TypeError as error:
-        if re.search("(keyword|positional) argument", str(error)):
+        if re.search("(keyword|positional|only) argument", str(error)):
             raise UserError(f"--env-kwargs: {error}") from error
         raise  # a mistake in the environment's constructor
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
@@ -560,7 +561,7 @@ class Run:
     """A run's progress, and its files. Under torchrun only the first process logs and writes."""
 
     PROGRESS = ["iteration", "step", "seconds", "recent_returns", "train_return", "best_return"]
-    resume_command = "start again"  # of this process's latest run
+    stopped = "Stopped."  # what Ctrl-C prints; with the command to resume, once there is a file
 
     def __init__(self, args: Args, saved: dict):
         self.args = args
@@ -591,7 +592,7 @@ class Run:
         script = shlex.quote(sys.argv[0])
         path = shlex.quote((self.dir / "checkpoint.pt").as_posix())
         launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if TORCHRUN else "python"
-        Run.resume_command = f"{launch} {script} --resume {path}"
+        self.resume_command = f"{launch} {script} --resume {path}"
         self.watch_command = f"python {script} --evaluate {path} --render"
         if RANK == 0:
             tqdm.write(f"To resume: {self.resume_command}")
@@ -660,6 +661,7 @@ class Run:
         states["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
         torch.save(states, self.dir / f"{filename}.part")
         os.replace(self.dir / f"{filename}.part", self.dir / filename)
+        Run.stopped = f"Stopped. To resume: {self.resume_command}"
         self.saved_at = self.seconds
 
     def finish(self, envs: list[gym.Env]) -> None:
@@ -752,7 +754,7 @@ def main(args_type: type = Args, **plug_ins) -> None:
         tqdm.write(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        tqdm.write(f"Stopped. To resume: {Run.resume_command}")
+        tqdm.write(Run.stopped)
         sys.exit(130)
 
 

@@ -122,7 +122,7 @@ def ppo_loss(policy, batch: dict, args: Args) -> tuple[Tensor, dict]:
     advantages = batch["advantages"]
     assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
 
-    # In an iteration's first gradient step ρ = 1, nothing is clipped: it is the policy gradient's.
+    # In an iteration's first gradient step ρ = 1 and nothing is clipped: the plain policy gradient.
     # The bound on logarithms keeps exp finite.
     log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
     ratio = log_ratio.exp()
@@ -215,8 +215,8 @@ class Policy(nn.Module):
         actions = actions.reshape(-1, *space.shape)
         if self.continuous:
             bounded = space.high.astype(float) / 2 - space.low / 2 < 1e6  # others are not scaled
-            low = np.where(bounded, space.low, -1)
-            high = np.where(bounded, space.high, 1)
+            low = np.where(bounded, space.low, -1.0)
+            high = np.where(bounded, space.high, 1.0)
             actions = low + (high - low) * (actions + 1) / 2  # the policy's [-1, 1] is all of it
             actions = actions.clip(space.low, space.high)
             if space.dtype.kind in "iu":  # counts, as orders of an inventory
@@ -452,7 +452,7 @@ def make_env(args: Args, **options) -> gym.Env:
     except gym.error.Error as error:
         raise UserError(str(error)) from error
     except TypeError as error:
-        if re.search("(keyword|positional) argument", str(error)):
+        if re.search("(keyword|positional|only) argument", str(error)):
             raise UserError(f"--env-kwargs: {error}") from error
         raise  # a mistake in the environment's constructor
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
@@ -558,7 +558,7 @@ class Run:
     """A run's progress, and its files. Under torchrun only the first process logs and writes."""
 
     PROGRESS = ["iteration", "step", "seconds", "recent_returns", "train_return", "best_return"]
-    resume_command = "start again"  # of this process's latest run
+    stopped = "Stopped."  # what Ctrl-C prints; with the command to resume, once there is a file
 
     def __init__(self, args: Args, saved: dict):
         self.args = args
@@ -589,7 +589,7 @@ class Run:
         script = shlex.quote(sys.argv[0])
         path = shlex.quote((self.dir / "checkpoint.pt").as_posix())
         launch = f"torchrun --nproc-per-node={WORLD_SIZE}" if TORCHRUN else "python"
-        Run.resume_command = f"{launch} {script} --resume {path}"
+        self.resume_command = f"{launch} {script} --resume {path}"
         self.watch_command = f"python {script} --evaluate {path} --render"
         if RANK == 0:
             tqdm.write(f"To resume: {self.resume_command}")
@@ -658,6 +658,7 @@ class Run:
         states["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
         torch.save(states, self.dir / f"{filename}.part")
         os.replace(self.dir / f"{filename}.part", self.dir / filename)
+        Run.stopped = f"Stopped. To resume: {self.resume_command}"
         self.saved_at = self.seconds
 
     def finish(self, envs: list[gym.Env]) -> None:
@@ -750,7 +751,7 @@ def main(args_type: type = Args, **plug_ins) -> None:
         tqdm.write(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        tqdm.write(f"Stopped. To resume: {Run.resume_command}")
+        tqdm.write(Run.stopped)
         sys.exit(130)
 
 

@@ -124,8 +124,10 @@ def test_bad_input_gets_one_sentence_and_status_2(refused, options, message):
 def test_ctrl_c_leaves_the_command_that_goes_on(monkeypatch, capsys):
     """One that can be pasted; also where the output is not a terminal's, as in a notebook."""
     module = importlib.import_module("grpo_rtg")
-    monkeypatch.setattr(module.Run, "record", lambda *_: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(sys, "argv", ["my scripts/grpo_rtg.py", "--exp-name", "a b"])
+    monkeypatch.setattr(module, "evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        sys, "argv", ["my scripts/grpo_rtg.py", "--exp-name", "a b", "--total-timesteps", "99"]
+    )
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with pytest.raises(SystemExit) as stop:
         module.main()

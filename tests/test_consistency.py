@@ -57,7 +57,6 @@ def test_grpo_files_differ_only_in_the_algorithm(script):
         assert call.sub("", one[name]) == call.sub("", other[name]), name
 
 
-# What ppo.py has by another content: it has a critic, and episodes that go on.
 PPO_OWN = {"module", "Args", "__init__", "play", "make_batch", "update", "train"}
 
 

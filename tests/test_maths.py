@@ -17,8 +17,6 @@ import grpo_process
 import grpo_rtg
 import ppo
 
-# ---- Advantages: a group is a list of episodes, an episode a list of rewards ----
-
 
 def to_go(episode, gamma):
     steps = range(len(episode))

@@ -202,6 +202,15 @@ def defaults_table() -> str:
     return markdown(["", SCRIPT_NAMES[2], "in training", SCRIPT_NAMES[3], "in training"], lines)
 
 
+def entropy_table() -> str:
+    """A row for each environment, a column for each weight of the entropy bonus."""
+    lines = []
+    for env, entries in load("entropy", 5).items():
+        cells = [reached(env, entries[f"grpo_rtg.py {x}"], "greedy") for x in studies.WEIGHTS]
+        lines.append([with_threshold(env, studies.DEFAULT_STEPS[env]), *cells])
+    return markdown(["", *(f"`--ent-coef {x}`" for x in studies.WEIGHTS)], lines)
+
+
 def tuning_table() -> str:
     """A row for each script and iteration: mean returns greedily and in training."""
     found, named = load("tuning"), set()
@@ -243,6 +252,7 @@ def seconds_table() -> str:
 THREE = ["timestep", "regression", "PPO"]
 THREE_NAMES = [NAMES.get(variant, variant) for variant in THREE]
 MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
+MAKERS.append(entropy_table)
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", THREE, THREE_NAMES),

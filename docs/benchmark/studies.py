@@ -151,6 +151,20 @@ def tuning():
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
+ENTROPY = {"Acrobot-v1": TUNING_SEEDS, "LunarLander-v3": TUNING_SEEDS[:5]}
+WEIGHTS = ["0", "0.0001", "0.001"]
+
+
+def entropy():
+    """Does a small entropy bonus free policies that stand still, and what does it cost?"""
+    for env, seeds in ENTROPY.items():
+        for seed in seeds:
+            for weight in WEIGHTS:
+                options = f"--ent-coef {weight}"
+                line = command(env, "grpo_rtg.py", options, seed, DEFAULT_STEPS[env])
+                yield env, f"grpo_rtg.py {weight}", seed, line
+
+
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -160,4 +174,4 @@ def defaults():
 
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
-STUDIES |= {"tuning": tuning, "defaults": defaults}
+STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy}
