@@ -165,6 +165,18 @@ def entropy():
                 yield env, f"grpo_rtg.py {weight}", seed, line
 
 
+DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
+
+
+def dose():
+    """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
+    for seed in SEEDS:
+        for sigma in (10, 30, 3, 0):
+            env = f"docs.examples.noise:Pendulum{sigma}-v0"
+            for variant, script in DOSE.items():
+                yield env, variant, seed, command(env, script, "", seed, 200_000)
+
+
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -174,4 +186,4 @@ def defaults():
 
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
-STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy}
+STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
