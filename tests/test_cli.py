@@ -5,11 +5,11 @@ import io
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_bad_input_gets_one_sentence_and_status_2(refused, options, message):
 def test_ctrl_c_leaves_the_command_that_goes_on(monkeypatch, capsys):
     """One that can be pasted; also where the output is not a terminal's, as in a notebook."""
     module = importlib.import_module("grpo_rtg")
-    monkeypatch.setattr(module, "evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(module, "evaluate", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(
         sys, "argv", ["my scripts/grpo_rtg.py", "--exp-name", "a b", "--total-timesteps", "99"]
     )
