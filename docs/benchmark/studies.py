@@ -90,22 +90,25 @@ def ladder():
                 yield env, variant, seed, command(env, script, flags(env, variant), seed, steps)
 
 
+THREE = ("timestep", "regression", "PPO")
+
+
 def million():
     """A million steps on MuJoCo."""
     for seed in SEEDS[:5]:
         for env in ("Hopper-v5", "HalfCheetah-v5"):
-            for variant in ("timestep", "regression", "PPO"):
-                line = command(env, VARIANTS[variant], flags(env, variant), seed, 1_000_000)
-                yield env, variant, seed, line
+            for name in THREE:
+                line = command(env, VARIANTS[name], flags(env, name), seed, 1_000_000)
+                yield env, name, seed, line
 
 
 def unseen():
     """Hopper's flags on environments that nobody tuned on."""
     for seed in SEEDS[:5]:
         for env in ("Walker2d-v5", "InvertedDoublePendulum-v5"):
-            for variant in ("timestep", "regression", "PPO"):
-                line = command(env, VARIANTS[variant], flags("Hopper-v5", variant), seed, 250_000)
-                yield env, variant, seed, line
+            for name in THREE:
+                line = command(env, VARIANTS[name], flags("Hopper-v5", name), seed, 250_000)
+                yield env, name, seed, line
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
@@ -177,6 +180,46 @@ def dose():
                 yield env, variant, seed, command(env, script, "", seed, 200_000)
 
 
+LUCK_STEPS = {"docs.examples.dispatch:Dispatch-v0": 200_000}
+LUCK_STEPS |= {f"docs.benchmark.luck:{name}-v0": 100_000 for name in ("Backlog", "LostSales")}
+GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
+GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
+LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
+RATES = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
+RATES.append("--gae-lambda 1 --gamma 1")
+LUCK = {  # columns, and what each tried
+    "outcome": ("grpo_outcome.py", GROUPS),
+    "timestep": ("grpo_rtg.py", GROUPS),
+    "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
+    "regression": ("docs/examples/regression.py", LAMBDAS),
+    "PPO": ("ppo.py", RATES),
+}
+
+
+def luck_tuning():
+    """Four settings of each column, where luck that the seed fixes decides."""
+    for env, steps in LUCK_STEPS.items():
+        for seed in TUNING_SEEDS[:2]:
+            for column, (script, settings) in LUCK.items():
+                for options in settings:
+                    line = command(env, script, f"--norm-obs {options}", seed, steps)
+                    yield env, f"{column} {options}", seed, line
+
+
+MEMBERS = {"docs.benchmark.luck:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
+
+
+def members():
+    """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
+    for seed in SEEDS[:5]:
+        for env, steps in MEMBERS.items():
+            for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
+                options = f"--num-groups {groups} --group-size {size}"
+                line = command(env, "grpo_rtg.py", options, seed, steps)
+                yield env, f"{groups}x{size}", seed, line
+            yield env, "PPO", seed, command(env, "ppo.py", "", seed, steps)
+
+
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -187,3 +230,4 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
+STUDIES |= {"luck_tuning": luck_tuning, "members": members}
