@@ -181,7 +181,7 @@ def dose():
 
 
 LUCK_STEPS = {"docs.examples.dispatch:Dispatch-v0": 200_000}
-LUCK_STEPS |= {f"docs.benchmark.luck:{name}-v0": 100_000 for name in ("Backlog", "LostSales")}
+LUCK_STEPS |= {f"docs.examples.noise:{name}-v0": 100_000 for name in ("Backlog", "LostSales")}
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
@@ -206,7 +206,7 @@ def luck_tuning():
                     yield env, f"{column} {options}", seed, line
 
 
-MEMBERS = {"docs.benchmark.luck:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
+MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
 
 
 def members():

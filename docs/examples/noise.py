@@ -1,4 +1,4 @@
-"""Rewards with noise that the seed fixes and that no action changes: luck, in doses.
+"""Environments with luck that the seed fixes and no action changes: noise, wind, pushes, demand.
 
     python grpo_rtg.py --env-id docs.examples.noise:Pendulum10-v0
     python grpo_rtg.py --env-id docs.examples.noise:Pendulum10-v0 --no-seed-groups
@@ -7,6 +7,9 @@ Pendulum and Acrobot with normal noise added to each reward; its standard deviat
 id. The noise of a step depends on the seed and the step's number alone, so that all members of a
 seeded group get the same. The first thousand seeds from 10^9 on, the starts of the scripts'
 evaluations, have none: policies are judged without it.
+
+Wind: LunarLander with its wind. Pushes: MuJoCo's InvertedPendulum with pushes. Backlog and
+LostSales: a supply chain with random demand (pip install or-gym-inventory), profits in hundreds.
 """
 
 import gymnasium as gym
@@ -32,11 +35,39 @@ class Noise(gym.Wrapper):
         return obs, float(reward) + self.size * self.generator.normal(), *rest
 
 
-def make(env_id: str, sigma: float, **options) -> gym.Env:
+class Pushes(gym.Wrapper):
+    """A force on the cart, drawn anew every ten steps."""
+
+    def reset(self, **options):
+        self.count = 0
+        return self.env.reset(**options)
+
+    def step(self, action):
+        if self.count % 10 == 0:
+            self.unwrapped.data.xfrc_applied[1, 0] = 30 * self.unwrapped.np_random.normal()
+        self.count += 1
+        return self.env.step(action)
+
+
+def noise(env_id: str, sigma: float, **options) -> gym.Env:
     return Noise(gym.make(env_id, **options), sigma)
+
+
+def pushes(**options) -> gym.Env:
+    return Pushes(gym.make("InvertedPendulum-v5", **options))
+
+
+def inventory(name: str, **options) -> gym.Env:
+    env = gym.make(f"or_gym_inventory:or_gym_inventory/InvManagement{name}-v0", **options)
+    return gym.wrappers.TransformReward(env, lambda profit: profit / 100)
 
 
 for name, env_id, steps in (("Pendulum", "Pendulum-v1", 200), ("Acrobot", "Acrobot-v1", 500)):
     for sigma in (0, 0.3, 1, 3, 10, 30):
         own = {"env_id": env_id, "sigma": sigma}
-        gym.register(f"{name}{sigma}-v0", make, max_episode_steps=steps, kwargs=own)
+        gym.register(f"{name}{sigma}-v0", noise, max_episode_steps=steps, kwargs=own)
+WIND = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
+gym.register("Wind-v0", "gymnasium.envs.box2d:LunarLander", max_episode_steps=1000, kwargs=WIND)
+gym.register("Pushes-v0", pushes, max_episode_steps=1000)
+for name in ("Backlog", "LostSales"):
+    gym.register(f"{name}-v0", inventory, max_episode_steps=30, kwargs={"name": name})
