@@ -90,7 +90,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def heading(env: str, steps: int) -> str:
-    name = re.sub(r"-v\d+$", "", env).replace("MountainCarContinuous", "Mountain Car C.")
+    name = re.sub(r"^.*:|-v\d+$", "", env).replace("MountainCarContinuous", "Mountain Car C.")
     return f"{name} " + (f"{steps // 1000}k" if steps < 10**6 else f"{steps // 10**6}M")
 
 
@@ -102,7 +102,8 @@ def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = Fals
 
 def form(env: str) -> str:
     """How to format an environment's returns."""
-    return "z.2f" if env == "FrozenLake-v1" else "z.0f"
+    small = ("FrozenLake-v1", "docs.examples.noise:Backlog-v0", "docs.examples.noise:LostSales-v0")
+    return "z.2f" if env in small else "z.0f"
 
 
 def shown(env: str, rows: list[dict]) -> np.ndarray:
@@ -249,14 +250,20 @@ def seconds_table() -> str:
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
-THREE = ["timestep", "regression", "PPO"]
+THREE = [*studies.THREE]
 THREE_NAMES = [NAMES.get(variant, variant) for variant in THREE]
+DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
+LUCK_NAMES = [NAMES.get(column, column) for column in studies.LUCK]
+MEMBERS = ["2x16", "4x8", "8x4", "16x2", "PPO"]
 MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
 MAKERS.append(entropy_table)
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", THREE, THREE_NAMES),
     "unseen": partial(returns_table, "unseen", THREE, THREE_NAMES),
+    "dose": partial(returns_table, "dose", [*studies.DOSE], DOSE_NAMES),
+    "luck": partial(returns_table, "luck", [*studies.LUCK], LUCK_NAMES),
+    "members": partial(returns_table, "members", MEMBERS, [*MEMBERS[:-1], "ppo.py"]),
 }
 
 

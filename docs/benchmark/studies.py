@@ -174,7 +174,7 @@ DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "
 def dose():
     """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
     for seed in SEEDS:
-        for sigma in (10, 30, 3, 0):
+        for sigma in (0, 3, 10, 30):
             env = f"docs.examples.noise:Pendulum{sigma}-v0"
             for variant, script in DOSE.items():
                 yield env, variant, seed, command(env, script, "", seed, 200_000)
@@ -206,6 +206,18 @@ def luck_tuning():
                     yield env, f"{column} {options}", seed, line
 
 
+CHOSEN = {}  # by environment: which of a column's settings has the highest mean greedy return
+
+
+def luck():
+    """Where luck that the seed fixes decides, each column with the best of its settings."""
+    for seed in SEEDS:
+        for env, chosen in CHOSEN.items():
+            for (column, (script, settings)), i in zip(LUCK.items(), chosen):
+                options = f"--norm-obs {settings[i]}"
+                yield env, column, seed, command(env, script, options, seed, LUCK_STEPS[env])
+
+
 MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
 
 
@@ -230,4 +242,4 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
-STUDIES |= {"luck_tuning": luck_tuning, "members": members}
+STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members}

@@ -1,0 +1,105 @@
+"""How much of the returns' variance does a seed explain? What a group that shares it cancels.
+
+    python docs/examples/luck.py --env-id Pendulum-v1
+    python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # with a trained policy
+
+Plays 32 groups or more of 8 episodes, a group from one reset(seed=s), with sampled actions, and
+compares the returns-to-go of equal time steps. What differs within a group is made by actions. The
+rest is luck that the seed fixes: starts, arrivals, prices, noise. A value estimate cancels what can
+be foreseen from the state: here by the regression of regression.py, fitted to half of the groups
+and judged on the others. Below 0 it is worse than the mean of all.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import tyro
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from docs.examples.regression import RIDGE, cosines, discounted_sums
+from grpo_rtg import (
+    Args,
+    Episodes,
+    Policy,
+    UserError,
+    collect_groups,
+    load_policy,
+    make_env,
+    saved_args,
+    set_seeds,
+)
+
+NUM_GROUPS = 32
+GROUP_SIZE = 8
+MIN_STEPS = 20_000
+
+
+def mean_over(x: Tensor, mask: Tensor, dim: int | tuple) -> Tensor:
+    """The mean of x over the members alive, its dimensions kept."""
+    return x.where(mask, 0).sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
+
+
+def seed_share(x: Tensor, mask: Tensor) -> float:
+    """1 - (variance within groups) / (variance of all) of x [K, G, T] at each t, pooled over t."""
+    alive = mask.sum(1, keepdim=True)  # [K, 1, T]
+    mask = mask & (alive > 1)  # one alone tells nothing of what is within its group
+    num_steps = mask.sum((0, 1))  # [T]
+    within_freedom = num_steps - (alive > 1).sum((0, 1))
+    within = (x - mean_over(x, mask, 1)).square().where(mask, 0).sum((0, 1))
+    total = (x - mean_over(x, mask, (0, 1))).square().where(mask, 0).sum((0, 1))
+    within = num_steps * within / within_freedom.clamp(min=1)
+    total = num_steps * total / (num_steps - 1).clamp(min=1)
+    return 1 - (within.sum() / total.sum()).item()
+
+
+def state_share(x: Tensor, episodes: Episodes) -> float:
+    """The share of x's variance that a regression on state and time foresees for other seeds."""
+    mask = episodes.mask
+    fitted = mask.clone()
+    fitted[len(mask) // 2 :] = False  # the other half is judged
+    features = cosines(episodes)  # [S, F]
+    to_fit = fitted[mask]
+    gram = features[to_fit].T @ features[to_fit] / to_fit.sum()
+    gram.diagonal()[1:] += RIDGE
+    weights = torch.linalg.solve(gram, features[to_fit].T @ x[fitted] / to_fit.sum())
+    foreseen = torch.zeros_like(x).masked_scatter(mask, features @ weights)
+
+    judged = mask & ~fitted
+    errors = (x - foreseen)[judged].square().sum()
+    return 1 - (errors / (x - mean_over(x, judged, (0, 1)))[judged].square().sum()).item()
+
+
+def main(args: Args) -> None:
+    args.seed_groups = True
+    args.num_groups = NUM_GROUPS
+    args.group_size = GROUP_SIZE
+    args.minibatch_size = MIN_STEPS  # again until there are so many
+    set_seeds(args.seed)
+    envs = [make_env(args) for _ in range(NUM_GROUPS * GROUP_SIZE)]
+    if args.evaluate:
+        policy = load_policy(args.evaluate, envs[0], args)
+    else:
+        policy = Policy(envs[0].observation_space, envs[0].action_space, args)
+    episodes = collect_groups(envs, policy, args)
+
+    returns = episodes.rewards.sum(-1, keepdim=True)  # [K, G, 1]
+    if returns.std() <= 1e-7 * returns.abs().max():
+        raise UserError("All returns tie: nothing can be said.")
+    to_go = discounted_sums(episodes.rewards, args.gamma)
+    of_returns = seed_share(returns, torch.ones_like(returns, dtype=torch.bool))
+    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}")
+    print(f"{of_returns:z.2f} of the variance of returns is the seed's")
+    print(f"{seed_share(to_go, episodes.mask):z.2f} of that of returns-to-go is the seed's")
+    print(f"{state_share(to_go, episodes):z.2f} of it can be foreseen from the state")
+
+
+if __name__ == "__main__":
+    sys.path.append("")  # modules of --env-id may lie in the current folder
+    args = tyro.cli(Args)
+    try:
+        main(tyro.cli(Args, default=saved_args(args.evaluate)) if args.evaluate else args)
+    except UserError as error:
+        print(f"luck.py: {error}", file=sys.stderr)
+        sys.exit(2)
