@@ -118,6 +118,8 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize("code", CODE)
 def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys):
     torch.set_num_threads(1)
+    for name in {"optuna", "pandas"} & set(re.findall(r"^import (\w+)", code, re.M)):
+        pytest.importorskip(name)
     exec(compile(code, "page", "exec"), {})
     printed = capsys.readouterr().out
     assert printed
@@ -127,7 +129,7 @@ def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys)
     if "for iteration" in code:  # a training loop
         returns = [float(line) for line in re.findall(r"^\d+\.\d+$", printed, re.M)]
         assert max(returns[-3:]) > 1.5 * returns[0], "it learns"
-    if "load_policy" in code:
+    if said and not numbers(said[-1]):
         assert printed.splitlines()[-1] == said[-1]
 
 

@@ -44,9 +44,11 @@ def mean_over(x: Tensor, mask: Tensor, dim: int | tuple) -> Tensor:
 def seed_share(x: Tensor, mask: Tensor) -> float:
     """1 - (variance within groups) / (variance of all) of x [K, G, T] at each t, pooled over t."""
     alive = mask.sum(1, keepdim=True)  # [K, 1, T]
-    mask = mask & (alive > 1)  # one alone tells nothing of what is within its group
+    counted = alive > 1  # one alone tells nothing of what is within its group
+    counted &= counted.sum(0) > 1  # nor one group of what is between groups
+    mask = mask & counted
     num_steps = mask.sum((0, 1))  # [T]
-    within_freedom = num_steps - (alive > 1).sum((0, 1))
+    within_freedom = num_steps - counted.sum((0, 1))
     within = (x - mean_over(x, mask, 1)).square().where(mask, 0).sum((0, 1))
     total = (x - mean_over(x, mask, (0, 1))).square().where(mask, 0).sum((0, 1))
     within = num_steps * within / within_freedom.clamp(min=1)

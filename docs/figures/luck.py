@@ -1,0 +1,64 @@
+"""luck.svg: returns against doses of luck, and learning curves where luck decides.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/figures/luck.py
+
+Means over seeds, and 95% of bootstrapped means.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from draw import save, use_style
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
+import report
+import studies
+
+COLOURS = {"seeded": "#0072B2", "timestep": "#0072B2", "PPO": "#D55E00", "not seeded": "#CC79A7"}
+DISPATCH = "docs.examples.dispatch:Dispatch-v0"
+RULE = -174.3  # what the better of dispatch.py's rules of thumb earns
+
+
+def band(panel, x, samples: list[np.ndarray], **style) -> None:
+    """The mean of each sample, and its interval."""
+    bounds = [report.interval(report.mean, sample) for sample in samples]
+    panel.plot(x, [sample.mean() for sample in samples], linewidth=1.8, **style)
+    panel.fill_between(x, *np.transpose(bounds), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def main() -> None:
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    doses = {env: rows for env, rows in report.load("dose", 5).items() if "Pendulum" in env}
+    sigmas = [re.search(r"\d+", env)[0] for env in doses]
+    for name, script in studies.DOSE.items():
+        samples = [report.values(rows[name]) for rows in doses.values()]
+        band(left, sigmas, samples, color=COLOURS[name], label=script, marker="o", markersize=4)
+    left.set_title("Pendulum, rewards with noise", loc="left", fontsize=10)
+    left.set_xlabel("σ of the noise of a step")
+    left.set_ylabel("return without noise")
+
+    found = report.load("luck", 5)[DISPATCH]
+    steps = np.linspace(0, studies.LUCK_STEPS[DISPATCH], 26)[1:] / 1000
+    for name in ("timestep", "not seeded", "PPO"):
+        curves = np.array([row["curve"].split() for row in found[name]], dtype=float)
+        band(right, steps, [*curves.T], color=COLOURS[name])
+    right.axhline(RULE, color="#808080", linewidth=1, linestyle=":")
+    right.annotate("best rule of thumb", (steps[-1], RULE), ha="right", va="bottom", fontsize=9)
+    right.set_ylim(-800, -100)
+    right.set_title("Dispatching jobs to servers", loc="left", fontsize=10)
+    right.set_xlabel("environment steps, thousands")
+    right.set_ylabel("return of training episodes")
+    for panel in (left, right):
+        panel.spines[["top", "right"]].set_visible(False)
+    labels = left.get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=3, frameon=False)
+    save(figure, "luck")
+
+
+if __name__ == "__main__":
+    main()
