@@ -26,8 +26,9 @@ links = importlib.import_module("links")
 FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps
 per_device_train_batch_size scale_rewards loss_type max_completion_length frac_reward_zero_std
 GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction_kl my_module
-gymnasium.Wrapper LinearReward AtariPreprocessing FrameStackObservation NormalizeObservation
-NormalizeReward FlatObsWrapper TimeLimit max_grad_norm epsilon_high ref_model_mixup_alpha"""
+gymnasium.Wrapper LinearReward ResizeObservation GrayscaleObservation FrameStackObservation
+FilterObservation NormalizeObservation NormalizeReward FlatObsWrapper
+TimeLimit max_grad_norm epsilon_high ref_model_mixup_alpha"""
 OTHER_FLAGS = "--nproc-per-node --logdir --seeds --replay --index-url --help --no-"
 
 
