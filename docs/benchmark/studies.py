@@ -206,7 +206,8 @@ def luck_tuning():
                     yield env, f"{column} {options}", seed, line
 
 
-CHOSEN = {}  # by environment: which of a column's settings has the highest mean greedy return
+# By environment: which of a column's settings has the highest mean greedy return in luck_tuning.
+CHOSEN = {"docs.examples.dispatch:Dispatch-v0": [1, 1, 2, 1, 2]}
 
 
 def luck():
