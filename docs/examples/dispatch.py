@@ -24,6 +24,10 @@ class Dispatch(gym.Env):
 
     observation_space = spaces.Box(0, np.inf, (len(SPEEDS) + 1,), np.float32)
     action_space = spaces.Discrete(len(SPEEDS))
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None):
+        self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -43,6 +47,17 @@ class Dispatch(gym.Env):
         times = [serve(q, speed, self.gaps[self.job]) for q, speed in zip(self.queues, SPEEDS)]
         self.job += 1
         return self.observe(), -sum(times) / 1000, self.job == NUM_JOBS, False, {}
+
+    def render(self):
+        """A pile of jobs for each server, the first one at the bottom; a pixel is 20 of time."""
+        image = np.full((180, 40 * len(SPEEDS), 3), 255, np.uint8)
+        for server, (queue, speed) in enumerate(zip(self.queues, SPEEDS)):
+            bottom = 180
+            for work in queue:
+                top = max(0, bottom - 2 - int(work / speed / 20))
+                image[top : max(0, bottom - 1), 40 * server + 4 : 40 * server + 36] = 0, 114, 178
+                bottom = top
+        return image
 
 
 def serve(queue: list[float], speed: float, time: float) -> float:
