@@ -100,7 +100,8 @@ def test_formulas_reach_github_as_written(page):
 
 
 def test_the_pages_are_short_and_in_the_index():
-    assert sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES) < 9500
+    written = [re.sub(r"<!-- table.*?end -->", "", x.read_text(), flags=re.DOTALL) for x in PAGES]
+    assert len(re.findall(r"\S*\w\S*", " ".join(written))) < 9500
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text()))
     assert linked == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 

@@ -231,6 +231,18 @@ def tuning_table() -> str:
     return markdown(["script", "iteration", *(heading(env, steps[env]) for env in found)], lines)
 
 
+def settings_table() -> str:
+    """The commands of what was tuned, and the mean greedy return of each."""
+    lines = []
+    for study, columns in (("ladder", studies.THREE), ("luck", studies.LUCK)):
+        for env, found in load(study, 5).items():
+            for column in columns:
+                command = re.sub(" --seed .*", "", found[column][0]["command"])
+                point = format(values(found[column]).mean(), form(env))
+                lines.append([heading(env, studies.STEPS.get(env, 200_000)), point, f"`{command}`"])
+    return markdown(["", "greedy", "`python` …"], lines)
+
+
 def seconds_table() -> str:
     """Seconds until the threshold, > where it is not reached; medians of start-up and memory."""
     rows = run.read(run.RESULTS / "seconds.csv")
@@ -256,7 +268,7 @@ DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 LUCK_NAMES = [NAMES.get(column, column) for column in studies.LUCK]
 MEMBERS = ["2x16", "4x8", "8x4", "16x2", "PPO"]
 MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS.append(entropy_table)
+MAKERS += [entropy_table, settings_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", THREE, THREE_NAMES),
