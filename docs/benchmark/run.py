@@ -172,9 +172,11 @@ def replay(rows: list[dict], processes: int) -> bool:
             names = ("steps", "greedy", "train_return", "curve")
             if all(str(new.get(name)) == row[name] for name in names):
                 return "as in the CSV"
+            pairs = [f"{name} {new.get(name)}, was {row[name]}" for name in names[:3]]
+            end = new.get("error") or "; ".join(pairs)
             if row["versions"] != versions():
-                return "not comparable: ends otherwise, perhaps on another processor"
-            return f"otherwise: {new}"
+                return f"not comparable, perhaps another processor: {end}"
+            return f"otherwise: {end}"
 
         ends = [*pool.map(again, rows)]
     git("worktree", "prune")
@@ -201,6 +203,8 @@ def main() -> None:
     if args.replay:
         named = [row for key, row in rows.items() if re.search(args.only, " ".join(key))]
         chosen = random.Random(args.seed).sample(named, min(args.replay, len(named)))
+        minutes = sum(float(row["seconds"]) for row in chosen) / args.jobs / 60
+        print(f"{len(chosen)} runs, which took {minutes:.0f} minutes when the CSV was made")
         sys.exit(not replay(chosen, args.jobs))
     jobs = [Job(*job) for job in studies.STUDIES[args.study]()]
     missing = [job for job in jobs if rows.get(job.key, {}).get("command") != job.command]
