@@ -233,6 +233,21 @@ def members():
             yield env, "PPO", seed, command(env, "ppo.py", "", seed, steps)
 
 
+BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", "FrozenLake-v1")
+
+
+def claims():
+    """What others say of bins of states, and of the discount on HalfCheetah."""
+    for seed in SEEDS[:5]:
+        for env in BINS:
+            options = flags(env, "timestep")
+            yield env, "bins", seed, command(env, "docs/examples/gpg.py", options, seed, STEPS[env])
+        env = "HalfCheetah-v5"
+        for gamma in (0.9, 0.95):
+            options = f"{flags(env, 'timestep')} --gamma {gamma}"
+            yield env, str(gamma), seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
+
+
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -243,4 +258,4 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
-STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members}
+STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "claims": claims}
