@@ -137,8 +137,10 @@ def test_what_a_seed_and_a_state_explain():
     )
 
 
-def test_luck_of_noise_is_the_seeds(capsys):
+def test_luck_of_noise_is_the_seeds(monkeypatch, capsys):
     """Noise of σ = 30 a step is nearly all that differs between returns."""
+    monkeypatch.setattr(luck, "NUM_GROUPS", 8)
+    monkeypatch.setattr(luck, "MIN_STEPS", 1)
     luck.main(luck.Args(env_id="docs.examples.noise:Pendulum30-v0"))
     assert float(re.search(r"(\S+) of that of returns-to-go", capsys.readouterr().out)[1]) > 0.9
 
