@@ -117,8 +117,9 @@ def seeds(table: Table) -> str:
     return "–".join(str(number) for number in sorted({min(numbers), max(numbers)})) + " seeds"
 
 
-def returns_table(study: str, variants: list[str], names: list[str]) -> str:
+def returns_table(study: str, variants: list[str], names: list[str] | None = None) -> str:
     """Mean greedy returns: a row for each environment, a column for each variant."""
+    names = names or [NAMES.get(variant, variant) for variant in variants]
     lines = []
     for env, found in load(study, 5).items():
         samples = {name: values(found[name]) for name in variants}
@@ -136,8 +137,7 @@ def returns_table(study: str, variants: list[str], names: list[str]) -> str:
 def ladder_table() -> str:
     """All variants; under the environments the mean of their scores, of all and of all but one."""
     found = load("ladder", 5)
-    names = [NAMES.get(variant, variant) for variant in studies.VARIANTS]
-    lines = [returns_table("ladder", [*studies.VARIANTS], names)]
+    lines = [returns_table("ladder", studies.VARIANTS)]
     rest = [env for env in found if not env.startswith("MountainCar")]
     for name, envs in (("mean score", found), ("without Mountain Car", rest)):
         cells = [name]
@@ -262,20 +262,16 @@ def seconds_table() -> str:
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
-THREE = [*studies.THREE]
-THREE_NAMES = [NAMES.get(variant, variant) for variant in THREE]
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
-LUCK_NAMES = [NAMES.get(column, column) for column in studies.LUCK]
-MEMBERS = ["2x16", "4x8", "8x4", "16x2", "PPO"]
 MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
 MAKERS += [entropy_table, settings_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
-    "million": partial(returns_table, "million", THREE, THREE_NAMES),
-    "unseen": partial(returns_table, "unseen", THREE, THREE_NAMES),
-    "dose": partial(returns_table, "dose", [*studies.DOSE], DOSE_NAMES),
-    "luck": partial(returns_table, "luck", [*studies.LUCK], LUCK_NAMES),
-    "members": partial(returns_table, "members", MEMBERS, [*MEMBERS[:-1], "ppo.py"]),
+    "million": partial(returns_table, "million", studies.THREE),
+    "unseen": partial(returns_table, "unseen", studies.THREE),
+    "dose": partial(returns_table, "dose", studies.DOSE, DOSE_NAMES),
+    "luck": partial(returns_table, "luck", studies.LUCK),
+    "members": partial(returns_table, "members", ("2x16", "4x8", "8x4", "16x2", "PPO")),
 }
 
 
