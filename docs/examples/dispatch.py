@@ -49,12 +49,12 @@ class Dispatch(gym.Env):
         return self.observe(), -sum(times) / 1000, self.job == NUM_JOBS, False, {}
 
     def render(self):
-        """A pile of jobs for each server, the first one at the bottom; a pixel is 20 of time."""
+        """A pile of jobs for each server, the first one at the bottom; a pixel is 50 of time."""
         image = np.full((180, 40 * len(SPEEDS), 3), 255, np.uint8)
         for server, (queue, speed) in enumerate(zip(self.queues, SPEEDS)):
             bottom = 180
             for work in queue:
-                top = max(0, bottom - 2 - int(work / speed / 20))
+                top = max(0, bottom - 2 - int(work / speed / 50))
                 image[top : max(0, bottom - 1), 40 * server + 4 : 40 * server + 36] = 0, 114, 178
                 bottom = top
         return image
