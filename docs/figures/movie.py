@@ -1,15 +1,15 @@
 r"""README's moving picture: trained policies side by side, in real time.
 
     pip install "gymnasium[box2d,mujoco]"
-    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000 --num-groups 4
-    python docs/examples/regression.py --env-id Hopper-v5 --total-timesteps 1000000 --num-groups 1 \
-        --group-size 8 --learning-rate 1e-3 --norm-obs --gae-lambda 0.95
-    python docs/examples/regression.py --env-id MountainCarContinuous-v0 --total-timesteps 300000 \
-        --gamma 0.999 --seed 3
-    python grpo_rtg.py --evaluate runs/<run>/checkpoint.pt --capture-video     # of each
+    python grpo_rtg.py --env-id docs.examples.dispatch:Dispatch-v0 --norm-obs
+    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000
+    python grpo_rtg.py --env-id HalfCheetah-v5 --total-timesteps 500000 --num-groups 1 \
+        --group-size 4 --minibatch-size 256 --learning-rate 1e-3 --norm-obs --log-std-init -2 \
+        --gamma 0.95
+    python grpo_rtg.py --evaluate runs/<run>/checkpoint.pt --capture-video --eval-episodes 1
     python docs/figures/movie.py VIDEO VIDEO VIDEO
 
-Hopper's camera follows it with --env-kwargs '{"camera_name": "track"}'.
+HalfCheetah is filmed with --env-kwargs '{"width": 240, "height": 180, "camera_name": "track"}'.
 
 A video that is over stands still until the last one is.
 """
