@@ -20,7 +20,7 @@ import plot_runs
 import regression
 
 import grpo_rtg
-from docs.examples import arithmetic, luck, preferences, wrappers
+from docs.examples import arithmetic, dispatch, luck, preferences, wrappers
 from tests import child
 
 OWN_OPTIONS = {"regression": "--gae-lambda", "critic": "--gae-lambda", "gpg": "--bin-width"}
@@ -143,6 +143,25 @@ def test_luck_of_noise_is_the_seeds(monkeypatch, capsys):
     monkeypatch.setattr(luck, "MIN_STEPS", 1)
     luck.main(luck.Args(env_id="docs.examples.noise:Pendulum30-v0"))
     assert float(re.search(r"(\S+) of that of returns-to-go", capsys.readouterr().out)[1]) > 0.9
+
+
+def test_noise_is_the_seeds_alone_and_evaluations_have_none():
+    noisy, plain = gym.make("docs.examples.noise:Pendulum10-v0"), gym.make("Pendulum-v1")
+
+    def noise(seed, action):
+        starts = noisy.reset(seed=seed)[0], plain.reset(seed=seed)[0]
+        assert np.array_equal(*starts)
+        return [noisy.step([action])[1] - plain.step([action])[1] for _ in range(9)]
+
+    assert noise(3, 0.0) == pytest.approx(noise(3, 1.0)) and 3 < np.std(noise(3, 0.0)) < 30
+    assert noise(10**9, 0.0) == [0] * 9 and noise(4, 0.0) != noise(3, 0.0)
+
+
+def test_a_server_works_through_its_queue():
+    """4 and 2 of work at speed 2: two jobs wait for 2, then one for 1."""
+    queue = [4.0, 2.0]
+    assert dispatch.serve(queue, 2.0, 1.0) == 2 and queue == [2.0, 2.0]
+    assert dispatch.serve(queue, 2.0, np.inf) == 2 + 1 and queue == []
 
 
 def test_runs_are_told_apart_by_their_options():
