@@ -74,6 +74,7 @@ def state_share(x: Tensor, episodes: Episodes) -> float:
 
 
 def main(args: Args) -> None:
+    torch.set_num_threads(1)  # as in training: more slow small networks down
     args.seed_groups = True
     args.num_groups = NUM_GROUPS
     args.group_size = GROUP_SIZE
