@@ -355,7 +355,7 @@ def collect_groups(envs: list[gym.Env], policy: Policy, args: Args) -> Episodes:
 def make_batch(episodes: Episodes, advantages: Tensor, policy, reference, args: Args) -> dict:
     """The S steps of the episodes as grpo_loss takes them, on the policy's device."""
     if advantages.shape != episodes.mask.shape or not advantages.isfinite().all():
-        raise UserError("Advantages must be [K, G, T] and finite. Give 0 where a group ties.")
+        raise UserError("Advantages must be [K, G, T] and finite: 0 for ties and lone members.")
     device = policy.obs_mean.device
     obs = episodes.obs.to(device)
     actions = episodes.actions.to(device)
