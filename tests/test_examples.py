@@ -126,15 +126,10 @@ def test_what_a_seed_and_a_state_explain():
     x = torch.tensor([[[1.0, 9], [3, 0]], [[5, 2], [7, 4]]])
     mask = torch.tensor([[[1, 1], [1, 0]], [[1, 1], [1, 1]]], dtype=torch.bool)
     assert luck.seed_share(x, mask) == pytest.approx(1 - 2 / (20 / 3))
-    episodes = make_episodes([[40] * 8] * 8, [[False] * 8] * 8)
-    state = (
-        torch.zeros(episodes.mask.shape)
-        .double()
-        .masked_scatter(episodes.mask, episodes.obs[:, 0].double())
-    )
-    assert (
-        luck.state_share(state, episodes) > 0.9 > 0.1 > luck.state_share(episodes.rewards, episodes)
-    )
+    random = make_episodes([[40] * 8] * 8, [[False] * 8] * 8)
+    assert luck.state_share(random, random._replace(rewards=random.rewards.flip(0)), 0.0) < 0.1
+    states = random._replace(rewards=random.obs[:, 0].double().view(random.mask.shape))
+    assert luck.state_share(states, states, 0.0) > 0.9
 
 
 def test_luck_of_noise_is_the_seeds(monkeypatch, capsys):

@@ -6,11 +6,12 @@
 Plays 32 groups or more of 8 episodes, a group from one reset(seed=s), with sampled actions, and
 compares the returns-to-go of equal time steps. What differs within a group is made by actions. The
 rest is luck that the seed fixes: starts, arrivals, prices, noise. A value estimate cancels what can
-be foreseen from the state: here by the regression of regression.py, fitted to half of the groups
-and judged on the others. Below 0 it is worse than the mean of all.
+be foreseen from the state: here by the regression of regression.py, fitted to as many episodes of
+seeds of their own. Below 0 it is worse than the mean of all.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -56,26 +57,22 @@ def seed_share(x: Tensor, mask: Tensor) -> float:
     return 1 - (within.sum() / total.sum()).item()
 
 
-def state_share(x: Tensor, episodes: Episodes) -> float:
-    """The share of x's variance that a regression on state and time foresees for other seeds."""
-    mask = episodes.mask
-    fitted = mask.clone()
-    fitted[len(mask) // 2 :] = False  # the other half is judged
-    features = cosines(episodes)  # [S, F]
-    to_fit = fitted[mask]
-    gram = features[to_fit].T @ features[to_fit] / to_fit.sum()
+def state_share(fitted: Episodes, judged: Episodes, gamma: float) -> float:
+    """What a regression fitted to some episodes foresees of the variance of others' returns."""
+    features = cosines(fitted)  # [S, F]
+    gram = features.T @ features / len(features)
     gram.diagonal()[1:] += RIDGE
-    weights = torch.linalg.solve(gram, features[to_fit].T @ x[fitted] / to_fit.sum())
-    foreseen = torch.zeros_like(x).masked_scatter(mask, features @ weights)
+    to_go = discounted_sums(fitted.rewards, gamma)[fitted.mask]  # [S]
+    weights = torch.linalg.solve(gram, features.T @ to_go / len(features))
 
-    judged = mask & ~fitted
-    errors = (x - foreseen)[judged].square().sum()
-    return 1 - (errors / (x - mean_over(x, judged, (0, 1)))[judged].square().sum()).item()
+    to_go = discounted_sums(judged.rewards, gamma)  # [K, G, T]
+    errors = to_go[judged.mask] - cosines(judged) @ weights
+    deviations = (to_go - mean_over(to_go, judged.mask, (0, 1)))[judged.mask]
+    return 1 - (errors.square().sum() / deviations.square().sum()).item()
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(1)  # as in training: more slow small networks down
-    args.seed_groups = True
     args.num_groups = NUM_GROUPS
     args.group_size = GROUP_SIZE
     args.minibatch_size = MIN_STEPS  # again until there are so many
@@ -85,17 +82,18 @@ def main(args: Args) -> None:
         policy = load_policy(args.evaluate, envs[0], args)
     else:
         policy = Policy(envs[0].observation_space, envs[0].action_space, args)
-    episodes = collect_groups(envs, policy, args)
+    grouped = collect_groups(envs, policy, replace(args, seed_groups=True))
+    single = collect_groups(envs, policy, replace(args, seed_groups=False))
 
-    returns = episodes.rewards.sum(-1, keepdim=True)  # [K, G, 1]
+    returns = grouped.rewards.sum(-1, keepdim=True)  # [K, G, 1]
     if returns.std() <= 1e-7 * returns.abs().max():
         raise UserError("All returns tie: nothing can be said.")
-    to_go = discounted_sums(episodes.rewards, args.gamma)
+    to_go = discounted_sums(grouped.rewards, args.gamma)
     of_returns = seed_share(returns, torch.ones_like(returns, dtype=torch.bool))
     print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}")
     print(f"{of_returns:z.2f} of the variance of returns is the seed's")
-    print(f"{seed_share(to_go, episodes.mask):z.2f} of that of returns-to-go is the seed's")
-    print(f"{state_share(to_go, episodes):z.2f} of it can be foreseen from the state")
+    print(f"{seed_share(to_go, grouped.mask):z.2f} of that of returns-to-go is the seed's")
+    print(f"{state_share(single, grouped, args.gamma):z.2f} of it can be foreseen from the state")
 
 
 if __name__ == "__main__":
