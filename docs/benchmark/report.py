@@ -122,14 +122,16 @@ def returns_table(study: str, variants: list[str], names: list[str] | None = Non
     names = names or [NAMES.get(variant, variant) for variant in variants]
     lines = []
     for env, found in load(study, 5).items():
-        samples = {name: values(found[name]) for name in variants}
+        samples = {name: values(found[name]) for name in variants if name in found}
         best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
         clear = interval(difference, samples[best], samples[second])[0] > 0
         steps = re.search(r"--total-timesteps (\d+)", found[best][0]["command"])[1]
         cells = [heading(env, int(steps))]
-        for name, sample in samples.items():
+        for name in variants:
+            sample = samples.get(name, np.zeros(1))
             bounds = interval(mean, sample)
-            cells.append(with_interval(mean(sample), bounds, form(env), clear and name == best))
+            cell = with_interval(mean(sample), bounds, form(env), clear and name == best)
+            cells.append(cell if name in found else "–")
         lines.append(cells)
     return markdown([seeds(load(study, 5)), *names], lines)
 

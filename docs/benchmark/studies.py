@@ -187,23 +187,33 @@ GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
 RATES = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
 RATES.append("--gae-lambda 1 --gamma 1")
+SCALED = "PPO, rewards / 100"  # on dispatching alone: the others' are small
 LUCK = {  # columns, and what each tried
     "outcome": ("grpo_outcome.py", GROUPS),
     "timestep": ("grpo_rtg.py", GROUPS),
     "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
     "regression": ("docs/examples/regression.py", LAMBDAS),
     "PPO": ("ppo.py", RATES),
+    SCALED: ("ppo.py", RATES),
 }
+
+
+def luck_command(env: str, column: str, number: int, seed: int) -> str:
+    """What runs a column's setting of this number."""
+    script, settings = LUCK[column]
+    env_id = "docs.examples.noise:ScaledDispatch-v0" if column == SCALED else env
+    return command(env_id, script, f"--norm-obs {settings[number]}", seed, LUCK_STEPS[env])
 
 
 def luck_tuning():
     """Four settings of each column, where luck that the seed fixes decides."""
-    for env, steps in LUCK_STEPS.items():
+    for env in LUCK_STEPS:
         for seed in TUNING_SEEDS[:2]:
-            for column, (script, settings) in LUCK.items():
-                for options in settings:
-                    line = command(env, script, f"--norm-obs {options}", seed, steps)
-                    yield env, f"{column} {options}", seed, line
+            for column, (_, settings) in LUCK.items():
+                for number, options in enumerate(settings):
+                    if column != SCALED or "Dispatch" in env:
+                        line = luck_command(env, column, number, seed)
+                        yield env, f"{column} {options}", seed, line
 
 
 # By environment: which of a column's settings has the highest mean greedy return in luck_tuning.
@@ -214,9 +224,8 @@ def luck():
     """Where luck that the seed fixes decides, each column with the best of its settings."""
     for seed in SEEDS:
         for env, chosen in CHOSEN.items():
-            for (column, (script, settings)), i in zip(LUCK.items(), chosen):
-                options = f"--norm-obs {settings[i]}"
-                yield env, column, seed, command(env, script, options, seed, LUCK_STEPS[env])
+            for column, number in zip(LUCK, chosen):
+                yield env, column, seed, luck_command(env, column, number, seed)
 
 
 MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}

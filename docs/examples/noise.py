@@ -10,10 +10,13 @@ evaluations, have none: policies are judged without it.
 
 Wind: LunarLander with its wind. Pushes: MuJoCo's InvertedPendulum with pushes. Backlog and
 LostSales: a supply chain with random demand (pip install or-gym-inventory), profits in hundreds.
+ScaledDispatch: dispatch.py with a hundredth of its rewards in training, but not in evaluations.
 """
 
 import gymnasium as gym
 import numpy as np
+
+from docs.examples import dispatch
 
 EVALUATION_SEEDS = range(10**9, 10**9 + 1000)
 
@@ -35,6 +38,18 @@ class Noise(gym.Wrapper):
         return obs, float(reward) + self.size * self.generator.normal(), *rest
 
 
+class Scaled(gym.Wrapper):
+    """A hundredth of the rewards, but in evaluations."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        self.scale = 1.0 if seed in EVALUATION_SEEDS else 0.01
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return obs, self.scale * reward, *rest
+
+
 class Pushes(gym.Wrapper):
     """A force on the cart, drawn anew every ten steps."""
 
@@ -53,6 +68,10 @@ def noise(env_id: str, sigma: float, **options) -> gym.Env:
     return Noise(gym.make(env_id, **options), sigma)
 
 
+def scaled_dispatch(**options) -> gym.Env:
+    return Scaled(dispatch.Dispatch(**options))
+
+
 def pushes(**options) -> gym.Env:
     return Pushes(gym.make("InvertedPendulum-v5", **options))
 
@@ -68,6 +87,7 @@ for name, env_id, steps in (("Pendulum", "Pendulum-v1", 200), ("Acrobot", "Acrob
         gym.register(f"{name}{sigma}-v0", noise, max_episode_steps=steps, kwargs=own)
 WIND = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
 gym.register("Wind-v0", "gymnasium.envs.box2d:LunarLander", max_episode_steps=1000, kwargs=WIND)
+gym.register("ScaledDispatch-v0", scaled_dispatch, max_episode_steps=dispatch.NUM_JOBS)
 gym.register("Pushes-v0", pushes, max_episode_steps=1000)
 for name in ("Backlog", "LostSales"):
     gym.register(f"{name}-v0", inventory, max_episode_steps=30, kwargs={"name": name})
