@@ -66,12 +66,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return mean(a) - mean(b)
 
 
-def wins(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The probability that a run of a ends higher than one of b; a tie counts half."""
-    a, b = a[..., :, None], b[..., None, :]
-    return ((a > b) / 2 + (a >= b) / 2).mean((-2, -1))
-
-
 def mean_of_all(statistic: Callable, samples: list[list]) -> tuple[np.ndarray, np.ndarray]:
     """The mean over environments of a statistic of each one's samples, and its interval."""
     width = len(samples[0])
@@ -104,11 +98,6 @@ def form(env: str) -> str:
     """How to format an environment's returns."""
     small = ("FrozenLake-v1", "docs.examples.noise:Backlog-v0", "docs.examples.noise:LostSales-v0")
     return "z.2f" if env in small else "z.0f"
-
-
-def shown(env: str, rows: list[dict]) -> np.ndarray:
-    """Greedy returns, rounded as tables show them: standing still ties with standing still."""
-    return np.array([float(format(value, form(env))) for value in values(rows)])
 
 
 def seeds(table: Table) -> str:
@@ -148,20 +137,6 @@ def ladder_table() -> str:
             cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def beats_table() -> str:
-    """The probability that a run ends above one of ppo.py: on each environment and in all."""
-    found = load("ladder", 5)
-    columns = []
-    for variant in [*studies.VARIANTS][:-1]:
-        pairs = [[shown(env, each[x]) for x in (variant, "PPO")] for env, each in found.items()]
-        cells = [f"{wins(*pair):.2f}" for pair in pairs]
-        columns.append([NAMES.get(variant, variant), *cells])
-        columns[-1].append(with_interval(*mean_of_all(wins, pairs), ".2f"))
-    names = [heading(env, studies.STEPS[env]) for env in found]
-    head, *lines = zip(["", *names, "all"], *columns)
-    return markdown(head, lines)
 
 
 def ablations_table() -> str:
@@ -265,7 +240,7 @@ def seconds_table() -> str:
 
 
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
-MAKERS = [ladder_table, beats_table, ablations_table, defaults_table, tuning_table, seconds_table]
+MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
 MAKERS += [entropy_table, settings_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),

@@ -4,6 +4,8 @@ A study is a function that gives the fields of run.py's Job for each of its runs
 which to run them.
 """
 
+from functools import partial
+
 STEPS = {
     "CartPole-v1": 100_000,
     "Acrobot-v1": 200_000,
@@ -93,22 +95,17 @@ def ladder():
 THREE = ("timestep", "regression", "PPO")
 
 
-def million():
-    """A million steps on MuJoCo."""
+def few(envs: tuple, steps: int, like: str | None = None):
+    """Three variants and five seeds on environments, with their options or those of another one."""
     for seed in SEEDS[:5]:
-        for env in ("Hopper-v5", "HalfCheetah-v5"):
+        for env in envs:
             for name in THREE:
-                line = command(env, VARIANTS[name], flags(env, name), seed, 1_000_000)
+                line = command(env, VARIANTS[name], flags(like or env, name), seed, steps)
                 yield env, name, seed, line
 
 
-def unseen():
-    """Hopper's flags on environments that nobody tuned on."""
-    for seed in SEEDS[:5]:
-        for env in ("Walker2d-v5", "InvertedDoublePendulum-v5"):
-            for name in THREE:
-                line = command(env, VARIANTS[name], flags("Hopper-v5", name), seed, 250_000)
-                yield env, name, seed, line
+million = partial(few, ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
+unseen = partial(few, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
