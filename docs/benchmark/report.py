@@ -110,19 +110,20 @@ def returns_table(study: str, variants: list[str], names: list[str] | None = Non
     """Mean greedy returns: a row for each environment, a column for each variant."""
     names = names or [NAMES.get(variant, variant) for variant in variants]
     lines = []
-    for env, found in load(study, 5).items():
+    for env, found in load(study, 3).items():
         samples = {name: values(found[name]) for name in variants if name in found}
         best, second = sorted(samples, key=lambda name: -samples[name].mean())[:2]
         clear = interval(difference, samples[best], samples[second])[0] > 0
         steps = re.search(r"--total-timesteps (\d+)", found[best][0]["command"])[1]
         cells = [heading(env, int(steps))]
         for name in variants:
-            sample = samples.get(name, np.zeros(1))
-            bounds = interval(mean, sample)
-            cell = with_interval(mean(sample), bounds, form(env), clear and name == best)
-            cells.append(cell if name in found else "–")
+            cell = "–"
+            if name in samples:
+                point, bounds = mean(samples[name]), interval(mean, samples[name])
+                cell = with_interval(point, bounds, form(env), clear and name == best)
+            cells.append(cell)
         lines.append(cells)
-    return markdown([seeds(load(study, 5)), *names], lines)
+    return markdown([seeds(load(study, 3)), *names], lines)
 
 
 def ladder_table() -> str:

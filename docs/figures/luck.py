@@ -33,7 +33,7 @@ def band(panel, x, samples: list[np.ndarray], **style) -> None:
 def main() -> None:
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    doses = {env: rows for env, rows in report.load("dose", 5).items() if "Pendulum" in env}
+    doses = {env: rows for env, rows in report.load("dose", 3).items() if "Pendulum" in env}
     sigmas = [re.search(r"\d+", env)[0] for env in doses]
     for name, script in studies.DOSE.items():
         samples = [report.values(rows[name]) for rows in doses.values()]
@@ -42,7 +42,7 @@ def main() -> None:
     left.set_xlabel("σ of the noise of a step")
     left.set_ylabel("return without noise")
 
-    found = report.load("luck", 5)[DISPATCH]
+    found = report.load("luck", 3)[DISPATCH]
     steps = np.linspace(0, studies.LUCK_STEPS[DISPATCH], 26)[1:] / 1000
     for name in ("timestep", "not seeded", "PPO"):
         curves = np.array([row["curve"].split() for row in found[name]], dtype=float)
