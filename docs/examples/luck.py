@@ -7,7 +7,8 @@ Plays 32 groups or more of 8 episodes, a group from one reset(seed=s), with samp
 compares the returns-to-go of equal time steps. What differs within a group is made by actions. The
 rest is luck that the seed fixes: starts, arrivals, prices, noise. A value estimate cancels what can
 be foreseen from the state: here by the regression of regression.py, fitted to as many episodes of
-seeds of their own. Below 0 it is worse than the mean of all.
+seeds of their own. Below 0 it is worse than the mean of all. An environment whose steps ignore the
+seed has shares of 0, too: check it first (docs/environments.md).
 """
 
 import sys
@@ -90,10 +91,11 @@ def main(args: Args) -> None:
         raise UserError("All returns tie: nothing can be said.")
     to_go = discounted_sums(grouped.rewards, args.gamma)
     of_returns = seed_share(returns, torch.ones_like(returns, dtype=torch.bool))
-    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}")
-    print(f"{of_returns:z.2f} of the variance of returns is the seed's")
-    print(f"{seed_share(to_go, grouped.mask):z.2f} of that of returns-to-go is the seed's")
-    print(f"{state_share(single, grouped, args.gamma):z.2f} of it can be foreseen from the state")
+    of_to_go = seed_share(to_go, grouped.mask)
+    foreseen = state_share(single, grouped, args.gamma)
+    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}: of the variance of")
+    print(f"returns {of_returns:z.2f} is the seed's")
+    print(f"returns-to-go {of_to_go:z.2f} is the seed's, and {foreseen:z.2f} is seen in the state")
 
 
 if __name__ == "__main__":
