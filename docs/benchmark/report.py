@@ -214,7 +214,7 @@ def settings_table() -> str:
     lines = []
     for study, columns in (("ladder", studies.THREE), ("luck", studies.LUCK)):
         for env, found in load(study, 5).items():
-            for column in columns:
+            for column in filter(found.get, columns):
                 command = re.sub(" --seed .*", "", found[column][0]["command"])
                 point = format(values(found[column]).mean(), form(env))
                 lines.append([heading(env, studies.STEPS.get(env, 200_000)), point, f"`{command}`"])
