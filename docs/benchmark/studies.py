@@ -177,52 +177,47 @@ def dose():
                 yield env, variant, seed, command(env, script, "", seed, 200_000)
 
 
-LUCK_STEPS = {"docs.examples.dispatch:Dispatch-v0": 200_000}
-LUCK_STEPS |= {f"docs.examples.noise:{name}-v0": 100_000 for name in ("Backlog", "LostSales")}
+DISPATCH = "docs.examples.dispatch:Dispatch-v0"
+SMALL, TIMED = (f"docs.examples.noise:{name}Dispatch-v0" for name in ("Scaled", "Timed"))
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
 RATES = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
 RATES.append("--gae-lambda 1 --gamma 1")
-SCALED = "PPO, rewards / 100"  # on dispatching alone: the others' are small
-LUCK = {  # columns, and what each tried
-    "outcome": ("grpo_outcome.py", GROUPS),
-    "timestep": ("grpo_rtg.py", GROUPS),
-    "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
-    "regression": ("docs/examples/regression.py", LAMBDAS),
-    "PPO": ("ppo.py", RATES),
-    SCALED: ("ppo.py", RATES),
+LUCK = {  # columns: script, environment, what was tried, the best of it on the tuning seeds
+    "outcome": ("grpo_outcome.py", DISPATCH, GROUPS, 1),
+    "timestep": ("grpo_rtg.py", DISPATCH, GROUPS, 1),
+    "not seeded": ("grpo_rtg.py --no-seed-groups", DISPATCH, GROUPS, 2),
+    "regression": ("docs/examples/regression.py", DISPATCH, LAMBDAS, 1),
+    "PPO": ("ppo.py", DISPATCH, RATES, 1),
+    "PPO, rewards / 100": ("ppo.py", SMALL, RATES, 0),
+}
+CONTROLS = {  # not tuned anew
+    "regression, not seeded": (
+        "docs/examples/regression.py --no-seed-groups",
+        DISPATCH,
+        LAMBDAS,
+        1,
+    ),
+    "PPO, rewards / 100, time": ("ppo.py", TIMED, RATES, 0),
 }
 
 
-def luck_command(env: str, column: str, number: int, seed: int) -> str:
-    """What runs a column's setting of this number."""
-    script, settings = LUCK[column]
-    env_id = "docs.examples.noise:ScaledDispatch-v0" if column == SCALED else env
-    return command(env_id, script, f"--norm-obs {settings[number]}", seed, LUCK_STEPS[env])
-
-
 def luck_tuning():
-    """Four settings of each column, where luck that the seed fixes decides."""
-    for env in LUCK_STEPS:
-        for seed in TUNING_SEEDS[:2]:
-            for column, (_, settings) in LUCK.items():
-                for number, options in enumerate(settings):
-                    if column != SCALED or "Dispatch" in env:
-                        line = luck_command(env, column, number, seed)
-                        yield env, f"{column} {options}", seed, line
-
-
-# By environment: which of a column's settings has the highest mean greedy return in luck_tuning.
-CHOSEN = {"docs.examples.dispatch:Dispatch-v0": [1, 1, 2, 1, 1, 0]}
+    """Dispatching, where luck that the seed fixes decides: four settings of each column."""
+    for seed in TUNING_SEEDS[:2]:
+        for column, (script, env, settings, _) in LUCK.items():
+            for options in settings:
+                line = command(env, script, f"--norm-obs {options}", seed, 200_000)
+                yield DISPATCH, f"{column} {options}", seed, line
 
 
 def luck():
-    """Where luck that the seed fixes decides, each column with the best of its settings."""
+    """Each column with the best of its settings; and controls."""
     for seed in SEEDS:
-        for env, chosen in CHOSEN.items():
-            for column, number in zip(LUCK, chosen):
-                yield env, column, seed, luck_command(env, column, number, seed)
+        for column, (script, env, settings, best) in (LUCK | CONTROLS).items():
+            options = f"--norm-obs {settings[best]}"
+            yield DISPATCH, column, seed, command(env, script, options, seed, 200_000)
 
 
 MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}

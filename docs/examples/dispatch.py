@@ -74,8 +74,8 @@ def serve(queue: list[float], speed: float, time: float) -> float:
 
 
 def shortest_wait(obs: np.ndarray) -> int:
-    """The server that is free first."""
-    return obs[:-1].argmin()
+    """The server that is free first, of several the fastest."""
+    return np.lexsort((-SPEEDS, obs[:-1]))[0]
 
 
 def soonest_done(obs: np.ndarray) -> int:
