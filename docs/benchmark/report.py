@@ -101,7 +101,7 @@ def form(env: str) -> str:
 
 def seeds(table: Table) -> str:
     """How many runs stand behind a cell."""
-    numbers = {len(rows) for entries in table.values() for rows in entries.values()}
+    numbers = {len(rows) for entries in table.values() for rows in entries.values() if rows}
     return "–".join(str(number) for number in sorted({min(numbers), max(numbers)})) + " seeds"
 
 
@@ -123,7 +123,8 @@ def returns_table(study: str, variants: list[str], names: list[str] | None = Non
                 cell = with_interval(point, bounds, form(env), clear and name == best)
             cells.append(cell)
         lines.append(cells)
-    return markdown([seeds(load(study, 3)), *names], lines)
+    shown = {env: {x: found.get(x, []) for x in variants} for env, found in load(study, 3).items()}
+    return markdown([seeds(shown), *names], lines)
 
 
 def ladder_table() -> str:
