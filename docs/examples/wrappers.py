@@ -14,7 +14,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 class Seeded(gym.Wrapper):
     """Starts that the seed fixes, for what draws from NumPy's global generator or has seed().
 
-    The generator is put back afterwards, for the scripts and other environments draw from it, too.
+    Afterwards the generator is put back, for the scripts and other environments draw from it, too.
+    What steps draw from it is not shared: hand them the environment's np_random for that.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
@@ -24,9 +25,10 @@ class Seeded(gym.Wrapper):
             self.unwrapped.seed(seed)
         before = np.random.get_state()
         np.random.seed(seed % 2**32)
-        start = self.env.reset(seed=seed, options=options)
-        np.random.set_state(before)
-        return start
+        try:
+            return self.env.reset(seed=seed, options=options)
+        finally:
+            np.random.set_state(before)
 
 
 class OldGym(gym.Env):
@@ -50,7 +52,10 @@ class OldGym(gym.Env):
 
 
 class OwnProcess(gym.Env):
-    """An environment in a process of its own: OwnProcess(MyEnv)."""
+    """An environment in a process of its own: OwnProcess(MyEnv).
+
+    This process makes one, too, for its spaces, and closes it. Infos stay behind.
+    """
 
     def __init__(self, make_env):
         self.envs = AsyncVectorEnv([make_env], autoreset_mode=AutoresetMode.DISABLED)
