@@ -128,7 +128,8 @@ def test_what_a_seed_and_a_state_explain():
     assert luck.seed_share(x, mask) == pytest.approx(7 / (7 + 2))
     random = make_episodes([[40] * 8] * 8, [[False] * 8] * 8)
     states = random._replace(rewards=random.obs[:, 0].double().view(random.mask.shape))
-    assert (luck.predictions(states, states, 0.0) - states.rewards).square().mean() < 0.1
+    others = states._replace(obs=states.obs.flip(0), rewards=states.rewards.flip(0, 1, 2))
+    assert (luck.predictions(states, others, 0.0) - others.rewards).square().mean() < 0.1
     assert luck.predictions(random, states, 0.0).square().mean() < 0.2  # nothing to see
 
 
