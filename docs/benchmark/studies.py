@@ -166,58 +166,76 @@ def entropy():
 
 
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
+DOSES = [("Pendulum", sigma, 200_000) for sigma in (0, 3, 10, 30)]
+DOSES += [("Acrobot", sigma, 300_000) for sigma in (0, 3, 10)]
 
 
 def dose():
     """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
     for seed in SEEDS:
-        for sigma in (0, 3, 10, 30):
-            env = f"docs.examples.noise:Pendulum{sigma}-v0"
+        for name, sigma, steps in DOSES:
+            env = f"docs.examples.noise:{name}{sigma}-v0"
             for variant, script in DOSE.items():
-                yield env, variant, seed, command(env, script, "", seed, 200_000)
+                yield env, variant, seed, command(env, script, "", seed, steps)
 
 
 DISPATCH = "docs.examples.dispatch:Dispatch-v0"
-SMALL, TIMED = (f"docs.examples.noise:{name}Dispatch-v0" for name in ("Scaled", "Timed"))
+BACKLOG, LOST, PUSHES, SMALL, TIMED = (
+    f"docs.examples.noise:{name}-v0"
+    for name in ("Backlog", "LostSales", "Pushes", "ScaledDispatch", "TimedDispatch")
+)
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
 RATES = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
 RATES.append("--gae-lambda 1 --gamma 1")
-LUCK = {  # columns: script, environment, what was tried, the best of it on the tuning seeds
-    "outcome": ("grpo_outcome.py", DISPATCH, GROUPS, 1),
-    "timestep": ("grpo_rtg.py", DISPATCH, GROUPS, 1),
-    "not seeded": ("grpo_rtg.py --no-seed-groups", DISPATCH, GROUPS, 2),
-    "regression": ("docs/examples/regression.py", DISPATCH, LAMBDAS, 1),
-    "PPO": ("ppo.py", DISPATCH, RATES, 1),
-    "PPO, rewards / 100": ("ppo.py", SMALL, RATES, 0),
+TRIED = {  # columns: a script, and four settings
+    "outcome": ("grpo_outcome.py", GROUPS),
+    "timestep": ("grpo_rtg.py", GROUPS),
+    "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
+    "regression": ("docs/examples/regression.py", LAMBDAS),
+    "PPO": ("ppo.py", RATES),
 }
-CONTROLS = {  # not tuned anew
-    "regression, not seeded": (
-        "docs/examples/regression.py --no-seed-groups",
-        DISPATCH,
-        LAMBDAS,
-        1,
-    ),
-    "PPO, rewards / 100, time": ("ppo.py", TIMED, RATES, 0),
+LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
+    DISPATCH: (200_000, (1, 1, 2, 1, 1)),
+    BACKLOG: (200_000, ()),
+    LOST: (200_000, ()),  # Backlog's
+    PUSHES: (60_000, ()),
 }
 
 
 def luck_tuning():
-    """Dispatching, where luck that the seed fixes decides: four settings of each column."""
+    """Where luck that the seed fixes decides: four settings of each column."""
     for seed in TUNING_SEEDS[:2]:
-        for column, (script, env, settings, _) in LUCK.items():
-            for options in settings:
-                line = command(env, script, f"--norm-obs {options}", seed, 200_000)
-                yield DISPATCH, f"{column} {options}", seed, line
+        for env in (DISPATCH, BACKLOG, PUSHES):
+            for column, (script, settings) in TRIED.items():
+                for options in settings:
+                    line = command(env, script, f"--norm-obs {options}", seed, LUCK[env][0])
+                    yield env, f"{column} {options}", seed, line
+        for options in RATES:
+            line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
+            yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
+
+
+CONTROLS = {  # of dispatching: a script with options, and an environment
+    "PPO, rewards / 100": (f"ppo.py --norm-obs {RATES[0]}", SMALL),
+    "PPO, rewards / 100, time": (f"ppo.py --norm-obs {RATES[0]}", TIMED),
+    "regression, not seeded": (
+        f"docs/examples/regression.py --no-seed-groups --norm-obs {LAMBDAS[1]}",
+        DISPATCH,
+    ),
+}
 
 
 def luck():
     """Each column with the best of its settings; and controls."""
     for seed in SEEDS:
-        for column, (script, env, settings, best) in (LUCK | CONTROLS).items():
-            options = f"--norm-obs {settings[best]}"
-            yield DISPATCH, column, seed, command(env, script, options, seed, 200_000)
+        for env, (steps, best) in LUCK.items():
+            for (column, (script, settings)), i in zip(TRIED.items(), best):
+                line = command(env, script, f"--norm-obs {settings[i]}", seed, steps)
+                yield env, column, seed, line
+        for column, (script, env) in CONTROLS.items():
+            yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
 
 
 MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
