@@ -332,9 +332,10 @@ def make_batch(steps: Steps, policy: Policy, args: Args) -> dict:
     obs = steps.obs.flatten(0, 1).to(device)
     next_obs = steps.next_obs.flatten(0, 1).to(device)
     actions = steps.actions.flatten(0, 1).to(device)
+    values = policy.value(obs)
     advantages, returns = compute_gae(
         steps.rewards,
-        values=policy.value(obs).cpu().double().view(steps.rewards.shape),
+        values=values.cpu().double().view(steps.rewards.shape),
         next_values=policy.value(next_obs).cpu().double().view(steps.rewards.shape),
         terminated=steps.terminated,
         done=steps.done,
@@ -348,6 +349,7 @@ def make_batch(steps: Steps, policy: Policy, args: Args) -> dict:
         "actions": actions,
         "advantages": advantages.flatten().float().to(device),
         "returns": returns.flatten().float().to(device),
+        "values": values,
         "old_log_probs": policy(obs).log_prob(actions),  # until update, policy is π_old
     }
 
@@ -401,6 +403,8 @@ def train(args: Args, policy_type=Policy) -> "Run":
         if args.norm_obs:  # only now, so that π_old and π_θ normalize alike
             policy.update_obs_stats(torch.cat(all_gather(steps.obs.flatten(0, 1))).to(device))
         metrics = success_rate(steps.infos)
+        errors = batch["returns"] - batch["values"]  # before the update
+        metrics["losses/explained_variance"] = 1 - errors.var() / batch["returns"].var()
         if steps.episode_returns:
             metrics["charts/episodic_return"] = np.mean(steps.episode_returns)
             metrics["charts/episodic_length"] = np.mean(steps.episode_lengths)

@@ -76,6 +76,7 @@ def test_a_batch_against_a_scalar_loop(norm_adv):
         expected = (expected - expected.mean()) / expected.std(correction=0)
     torch.testing.assert_close(batch["advantages"], expected.flatten().float())
     torch.testing.assert_close(batch["returns"], returns)
+    torch.testing.assert_close(batch["values"], values.flatten())
     torch.testing.assert_close(batch["old_log_probs"], log_probs)
     assert torch.equal(batch["obs"], steps.obs.flatten(0, 1))
 
@@ -86,6 +87,21 @@ def test_the_critic_sees_normalized_observations():
     policy.update_obs_stats(obs)
     expected = policy.critic((obs - obs.mean(0)) / obs.std(0, correction=0)).squeeze(-1)
     torch.testing.assert_close(policy.value(obs), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("explained", [0, 1])
+def test_the_explained_variance_of_a_known_critic(explained):
+    """One that knows nothing, or all: it adds the rewards that a countdown still pays."""
+
+    class Known(ppo.Policy):
+        def value(self, obs):
+            length, taken = obs.unbind(-1)
+            left = length * (length - taken) + (length * (length + 1) - taken * (taken + 1)) / 20
+            return explained * left
+
+    args = ppo.Args(**TINY["ppo"] | env("Countdown"), gamma=1.0, gae_lambda=1.0)
+    for metrics in ppo.train(args, policy_type=Known).history:
+        assert metrics["losses/explained_variance"] == pytest.approx(explained, abs=1e-6)
 
 
 def test_a_last_observation_is_looked_at_too(refused):
