@@ -22,6 +22,7 @@ import tyro
 
 DOCS = Path(__file__).parents[1]
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
+THRESHOLD[studies.DISPATCH] = -168  # the better rule of thumb
 SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
 NAMES = {"regression": "regr.", "regression, λ = 1": "regr., λ = 1", "PPO": "ppo.py"}
 SCRIPT_NAMES = ["`grpo_outcome.py`", "`grpo_process.py`", "`grpo_rtg.py`", "`ppo.py`"]
@@ -213,12 +214,13 @@ def tuning_table() -> str:
 def settings_table() -> str:
     """The commands of what was tuned, and the mean greedy return of each."""
     lines = []
-    for study, columns in (("ladder", studies.THREE), ("luck", studies.LUCK)):
+    for study, columns in (("ladder", studies.THREE), ("luck", studies.LUCK_COLUMNS)):
         for env, found in load(study, 5).items():
             for column in filter(found.get, columns):
                 command = re.sub(" --seed .*", "", found[column][0]["command"])
                 point = format(values(found[column]).mean(), form(env))
-                lines.append([heading(env, studies.STEPS.get(env, 200_000)), point, f"`{command}`"])
+                steps = int(re.search(r"--total-timesteps (\d+)", command)[1])
+                lines.append([heading(env, steps), point, f"`{command}`"])
     return markdown(["", "greedy", "`python` …"], lines)
 
 
@@ -229,15 +231,15 @@ def seconds_table() -> str:
     for entry in dict.fromkeys(row["variant"] for row in rows.values()):
         mine = [row for row in rows.values() if row["variant"] == entry]
         cells = []
-        for env in studies.DEFAULT_STEPS:
+        for env in studies.SECONDS_STEPS:
             runs = [row for row in mine if row["env"] == env]
             runs.sort(key=lambda row: (row["reached"] == "0", float(row["seconds"])))
             mark = {"1": "", "0": ">"}
             found = (mark[row["reached"]] + f"{float(row['seconds']):.0f}" for row in runs)
-            cells.append(", ".join(found))
+            cells.append(", ".join(found) or "–")
         cells += [f"{np.median(values(mine, name)):.0f}" for name in ("start_up", "peak")]
         lines.append([re.sub(r".*\.py", r"`\g<0>`", entry), *cells])
-    heads = [with_threshold(env, steps) for env, steps in studies.DEFAULT_STEPS.items()]
+    heads = [with_threshold(env, steps) for env, steps in studies.SECONDS_STEPS.items()]
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
@@ -251,7 +253,7 @@ TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "million": partial(returns_table, "million", studies.THREE),
     "unseen": partial(returns_table, "unseen", studies.THREE),
     "dose": partial(returns_table, "dose", studies.DOSE, DOSE_NAMES),
-    "luck": partial(returns_table, "luck", studies.LUCK, LUCK_NAMES),
+    "luck": partial(returns_table, "luck", studies.LUCK_COLUMNS, LUCK_NAMES),
     "members": partial(returns_table, "members", ("2x16", "4x8", "8x4", "16x2", "PPO")),
 }
 

@@ -8,8 +8,9 @@
 seconds: until the mean return of 100 training episodes in a row is the threshold, counted from the
 first environment step; start-up before it, and peak memory until then. With nothing but the
 environment's name and the steps: grpo_rtg.py and ppo.py, SB3's PPO with its defaults and with
-RL-Zoo's settings, and CleanRL, whose interpreter needs Gymnasium 0.29 (so LunarLander-v2). Rows of
-results/seconds.csv are of one machine, one thread each, an environment's of one day.
+RL-Zoo's settings, and CleanRL, whose interpreter needs Gymnasium 0.29 (so LunarLander-v2). On
+dispatching ours have --norm-obs, and SB3 VecNormalize with ppo.py's settings. A row of
+results/seconds.csv has one thread and names its day.
 
 gpu: one pass over minibatches of 64 steps an iteration, and a learning rate of next to nothing, so
 that all runs have the same short episodes (about 22 steps); with and without --cuda, side by side.
@@ -35,7 +36,7 @@ import run
 import torch
 import tyro
 from report import THRESHOLD
-from studies import DEFAULT_STEPS
+from studies import DISPATCH, SECONDS_STEPS
 
 # hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026); a text is a
 # rate that falls linearly to 0.
@@ -49,6 +50,8 @@ ZOO = {
     | {"use_sde": True, "sde_sample_freq": 4},
     "LunarLander-v3": {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98}
     | {"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01},
+    DISPATCH: {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
+    | {"learning_rate": "0.001"},
 }
 SB3 = """import json, sys, torch
 from stable_baselines3 import PPO
@@ -67,14 +70,18 @@ COLUMNS = ["env", "variant", "seed", "reached", "steps", "seconds", "start_up", 
 
 def commands(env_id: str, seed: int) -> dict[str, list[str]]:
     """Who trains, and what runs it."""
-    steps = str(DEFAULT_STEPS[env_id])
+    steps = str(SECONDS_STEPS[env_id])
     flags = ["--env-id", "metered:Env-v0", "--total-timesteps", steps, "--seed", str(seed)]
     found = {}
+    sb3 = {"SB3, defaults": {}, "SB3, RL-Zoo's settings": ZOO[env_id]}
+    if env_id == DISPATCH:
+        flags.append("--norm-obs")
+        del sb3["SB3, defaults"]
     for name in ("grpo_rtg.py", "ppo.py"):
         found[name] = [sys.executable, f"{run.ROOT}/{name}", *flags]
-    for name, settings in (("SB3, defaults", {}), ("SB3, RL-Zoo's settings", ZOO[env_id])):
+    for name, settings in sb3.items():
         found[name] = [sys.executable, "-c", SB3, steps, str(seed), json.dumps(settings)]
-    if "CLEANRL" in os.environ:
+    if "CLEANRL" in os.environ and env_id != DISPATCH:
         script = "ppo_continuous_action.py" if env_id == "Pendulum-v1" else "ppo.py"
         script = f"{os.environ['CLEANRL']}/cleanrl/{script}"
         found["CleanRL"] = [os.environ["CLEANRL_PYTHON"], script, *flags]
@@ -83,10 +90,11 @@ def commands(env_id: str, seed: int) -> dict[str, list[str]]:
 
 def measure(env_id: str, entry: str, command: list[str]) -> dict:
     """What metered.py notes of a run in a process and a folder of its own."""
-    meter = {"env_id": env_id, "steps": DEFAULT_STEPS[env_id], "threshold": THRESHOLD[env_id]}
+    meter = {"env_id": env_id, "steps": SECONDS_STEPS[env_id], "threshold": THRESHOLD[env_id]}
     if entry == "CleanRL":
         meter["env_id"] = env_id.replace("LunarLander-v3", "LunarLander-v2")
-    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parent)}
+    modules = f"{Path(__file__).parent}{os.pathsep}{run.ROOT}"
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": modules}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "noted.json")
         variables["METER"] = json.dumps(meter | {"path": str(path), "spawned": time.time()})
@@ -99,7 +107,7 @@ def measure(env_id: str, entry: str, command: list[str]) -> dict:
 
 def seconds(seeds: range) -> None:
     path = run.RESULTS / "seconds.csv"
-    for env_id in DEFAULT_STEPS:
+    for env_id in SECONDS_STEPS:
         for seed in seeds:
             for entry, command in commands(env_id, seed).items():
                 key = (env_id, entry, str(seed))
@@ -120,10 +128,9 @@ def rate(flags: list[str]) -> float:
 def short_episodes(width: int, groups: int, size: int) -> list[str]:
     """Flags of a run that learns nothing, of some iterations at least."""
     steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
-    flags = {"--hidden-size": width, "--num-groups": groups, "--group-size": size}
-    flags |= {"--total-timesteps": steps, "--update-epochs": 1, "--learning-rate": 1e-9}
-    flags["--minibatch-size"] = 64
-    return [*(str(x) for flag in flags.items() for x in flag), "--no-anneal-lr"]
+    flags = f"--hidden-size {width} --num-groups {groups} --group-size {size}"
+    flags += f" --total-timesteps {steps} --minibatch-size 64 --update-epochs 1"
+    return [*flags.split(), "--learning-rate", "1e-9", "--no-anneal-lr"]
 
 
 def gpu(seeds: range) -> None:

@@ -131,6 +131,8 @@ def ablations():
 
 DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
 DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
+DISPATCH = "docs.examples.dispatch:Dispatch-v0"
+SECONDS_STEPS = DEFAULT_STEPS | {DISPATCH: 200_000}
 FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 GRPO_TRIED = [(4, 4, 8, 256, "3e-3"), (4, 4, 8, 512, "5e-3"), (4, 4, 8, 1024, "5e-3")]
 GRPO_TRIED += [(2, 8, 8, 512, "3e-3"), (2, 8, 8, 1024, "5e-3"), (3, 8, 8, 1024, "5e-3")]
@@ -151,20 +153,18 @@ def tuning():
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
-ENTROPY = {"Acrobot-v1": TUNING_SEEDS, "LunarLander-v3": TUNING_SEEDS[:5]}
 WEIGHTS = ["0", "0.0001", "0.001"]
 
 
-def entropy():
-    """Does a small entropy bonus free policies that stand still, and what does it cost?"""
-    for env, seeds in ENTROPY.items():
-        for seed in seeds:
-            for weight in WEIGHTS:
-                options = f"--ent-coef {weight}"
-                line = command(env, "grpo_rtg.py", options, seed, DEFAULT_STEPS[env])
-                yield env, f"grpo_rtg.py {weight}", seed, line
+def entropy(env: str = "Acrobot-v1"):
+    """Does a small entropy bonus free policies that stand still?"""
+    for seed in TUNING_SEEDS:
+        for weight in WEIGHTS:
+            line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, DEFAULT_STEPS[env])
+            yield env, f"grpo_rtg.py {weight}", seed, line
 
 
+NOISE = "docs.examples.noise:"
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
 DOSES = [("Pendulum", sigma, 200_000) for sigma in (0, 3, 10, 30)]
 DOSES += [("Acrobot", sigma, 300_000) for sigma in (0, 3, 10)]
@@ -174,16 +174,12 @@ def dose():
     """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
     for seed in SEEDS:
         for name, sigma, steps in DOSES:
-            env = f"docs.examples.noise:{name}{sigma}-v0"
+            env = f"{NOISE}{name}{sigma}-v0"
             for variant, script in DOSE.items():
                 yield env, variant, seed, command(env, script, "", seed, steps)
 
 
-DISPATCH = "docs.examples.dispatch:Dispatch-v0"
-BACKLOG, LOST, PUSHES, SMALL, TIMED = (
-    f"docs.examples.noise:{name}-v0"
-    for name in ("Backlog", "LostSales", "Pushes", "ScaledDispatch", "TimedDispatch")
-)
+BACKLOG, PUSHES, SMALL = (NOISE + x for x in ("Backlog-v0", "Pushes-v0", "ScaledDispatch-v0"))
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
@@ -199,7 +195,7 @@ TRIED = {  # columns: a script, and four settings
 LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
     DISPATCH: (200_000, (1, 1, 2, 1, 1)),
     BACKLOG: (200_000, ()),
-    LOST: (200_000, ()),  # Backlog's
+    NOISE + "LostSales-v0": (200_000, ()),  # Backlog's
     PUSHES: (60_000, ()),
 }
 
@@ -219,12 +215,11 @@ def luck_tuning():
 
 CONTROLS = {  # of dispatching: a script with options, and an environment
     "PPO, rewards / 100": (f"ppo.py --norm-obs {RATES[0]}", SMALL),
-    "PPO, rewards / 100, time": (f"ppo.py --norm-obs {RATES[0]}", TIMED),
-    "regression, not seeded": (
-        f"docs/examples/regression.py --no-seed-groups --norm-obs {LAMBDAS[1]}",
-        DISPATCH,
-    ),
+    "PPO, rewards / 100, time": (f"ppo.py --norm-obs {RATES[0]}", NOISE + "TimedDispatch-v0"),
 }
+LUCK_COLUMNS = [*TRIED, "PPO, rewards / 100"]
+UNSEEDED = f"docs/examples/regression.py --no-seed-groups --norm-obs {LAMBDAS[1]}"
+CONTROLS["regression, not seeded"] = (UNSEEDED, DISPATCH)
 
 
 def luck():
@@ -238,7 +233,7 @@ def luck():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
 
 
-MEMBERS = {"docs.examples.noise:Wind-v0": 500_000, "docs.examples.noise:Pendulum10-v0": 200_000}
+MEMBERS = {NOISE + "Wind-v0": 500_000, NOISE + "Pendulum10-v0": 200_000}
 
 
 def members():
