@@ -183,14 +183,15 @@ BACKLOG, PUSHES, SMALL = (NOISE + x for x in ("Backlog-v0", "Pushes-v0", "Scaled
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
-RATES = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
-RATES.append("--gae-lambda 1 --gamma 1")
+OF_PPO = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
+OF_PPO += ["--gae-lambda 1 --gamma 1"]
+OF_PPO += [f"--num-envs 8 --num-steps 128 --gae-lambda {x}" for x in ("0.98", "1")]
 TRIED = {  # columns: a script, and four settings
     "outcome": ("grpo_outcome.py", GROUPS),
     "timestep": ("grpo_rtg.py", GROUPS),
     "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
     "regression": ("docs/examples/regression.py", LAMBDAS),
-    "PPO": ("ppo.py", RATES),
+    "PPO": ("ppo.py", OF_PPO),
 }
 LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
     DISPATCH: (200_000, (1, 1, 2, 1, 1)),
@@ -208,14 +209,14 @@ def luck_tuning():
                 for options in settings:
                     line = command(env, script, f"--norm-obs {options}", seed, LUCK[env][0])
                     yield env, f"{column} {options}", seed, line
-        for options in RATES:
+        for options in OF_PPO:
             line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
 
 
 CONTROLS = {  # of dispatching: a script with options, and an environment
-    "PPO, rewards / 100": (f"ppo.py --norm-obs {RATES[0]}", SMALL),
-    "PPO, rewards / 100, time": (f"ppo.py --norm-obs {RATES[0]}", NOISE + "TimedDispatch-v0"),
+    "PPO, rewards / 100": (f"ppo.py --norm-obs {OF_PPO[0]}", SMALL),
+    "PPO, rewards / 100, time": (f"ppo.py --norm-obs {OF_PPO[0]}", NOISE + "TimedDispatch-v0"),
 }
 LUCK_COLUMNS = [*TRIED, "PPO, rewards / 100"]
 UNSEEDED = f"docs/examples/regression.py --no-seed-groups --norm-obs {LAMBDAS[1]}"
