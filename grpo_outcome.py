@@ -40,7 +40,7 @@ import sys
 import time
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -654,10 +654,10 @@ class Run:
             self.saved_at = -math.inf  # a checkpoint that knows of it follows at once
 
     def save(self, filename: str) -> None:
-        """Write a file whole or not at all: a kill leaves the one before."""
+        """Write a file whole or not at all; options that are NumPy's numbers become plain ones."""
         self.writer.flush()  # first the curves up to here; it makes the folder, too
         states = {name: part.state_dict() for name, part in self.saved.items()}
-        states["args"] = asdict(self.args)
+        states["args"] = json.loads(json.dumps(asdict(self.args), default=np.generic.item))
         states["progress"] = {name: getattr(self, name) for name in self.PROGRESS}
         torch.save(states, self.dir / f"{filename}.part")
         os.replace(self.dir / f"{filename}.part", self.dir / filename)
@@ -699,8 +699,8 @@ def load(path: str | Path, parts: dict) -> tuple[dict, dict]:
 def saved_args(path: str | Path, args_type: type = Args, **changes) -> Args:
     """What train takes to go on from a saved file: its options that args_type has, and changes."""
     options, _ = load(path, {})
-    options |= {"resume": str(path), "evaluate": None} | changes
-    return args_type(**{f.name: options[f.name] for f in fields(args_type) if f.name in options})
+    args = args_type(**{f.name: options[f.name] for f in fields(args_type) if f.name in options})
+    return replace(args, **{"resume": str(path), "evaluate": None} | changes)
 
 
 def load_policy(path: str | Path, env: gym.Env, args: Args, policy_type=Policy) -> Policy:

@@ -376,13 +376,15 @@ def test_environments_are_closed_after_the_last_file(script, monkeypatch):
 
 
 def test_from_python_a_run_goes_on_with_its_own_options():
-    run = train("grpo_rtg", gamma=0.9, total_timesteps=150)
+    run = train("grpo_rtg", gamma=np.float64(0.9), seed=np.int64(3), total_timesteps=150)
     assert len(run.history) == run.iteration and run.history[-1]["step"] == run.step
     assert run.history[-1]["losses/entropy"] > 0
     assert repr(run) == f"Run({run.dir}: {run.step:,} steps, return {run.train_return:.2f})"
     resumed = grpo.train(grpo.saved_args(run.dir / "checkpoint.pt", total_timesteps=300))
     assert resumed.args.gamma == 0.9 and resumed.dir == run.dir and 300 <= resumed.step < 450
     assert resumed.history[0]["step"] > run.step
+    with pytest.raises(TypeError, match="total_timestep'"):
+        grpo.saved_args(run.dir / "checkpoint.pt", total_timestep=400)
 
 
 @pytest.mark.parametrize("left", [{"RANK": "8"}, {"WORLD_SIZE": ""}, {"WORLD_SIZE": "2"}], ids=str)
