@@ -169,7 +169,7 @@ def test_runs_are_told_apart_by_their_options():
     assert counts == {"grpo_rtg, gamma 0.9": 2, "grpo_rtg, gamma 0.99": 2, "ppo": 1}
     assert len(plot_runs.lines_of(runs, ["num_groups"])) == 2
     pytest.importorskip("seaborn")
-    plot_runs.main([Path("runs")], out=Path("curves.pdf"))
+    plot_runs.main(plot_runs.Options([Path("runs")], out=Path("curves.pdf")))
     assert Path("curves.pdf").stat().st_size > 1000
 
 
