@@ -167,7 +167,7 @@ def entropy(env: str = "Acrobot-v1"):
 NOISE = "docs.examples.noise:"
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
 DOSES = [("Pendulum", sigma, 200_000) for sigma in (0, 3, 10, 30)]
-DOSES += [("Acrobot", sigma, 300_000) for sigma in (0, 3, 10)]
+DOSES += [("Acrobot", sigma, 200_000) for sigma in (0, 3, 10)]
 
 
 def dose():

@@ -111,7 +111,7 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     sys.path.append("")  # modules of --env-id may lie in the current folder
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     try:
         main(tyro.cli(Args, default=saved_args(args.evaluate)) if args.evaluate else args)
     except (UserError, ModuleNotFoundError) as error:
