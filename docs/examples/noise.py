@@ -11,7 +11,6 @@ evaluations, have none: policies are judged without it.
 Wind: LunarLander with its wind. Pushes: MuJoCo's InvertedPendulum with pushes. Backlog and
 LostSales: a supply chain with random demand (pip install or-gym-inventory), profits in hundreds.
 ScaledDispatch: dispatch.py with a hundredth of its rewards in training, but not in evaluations.
-TimedDispatch: with the time among its observations, too.
 """
 
 import gymnasium as gym
@@ -73,10 +72,6 @@ def scaled_dispatch(**options) -> gym.Env:
     return Scaled(dispatch.Dispatch(**options))
 
 
-def timed_dispatch(**options) -> gym.Env:
-    return gym.wrappers.TimeAwareObservation(Scaled(gym.make("Dispatch-v0", **options)))
-
-
 def pushes(**options) -> gym.Env:
     return Pushes(gym.make("InvertedPendulum-v5", **options))
 
@@ -93,7 +88,6 @@ for name, env_id, steps in (("Pendulum", "Pendulum-v1", 200), ("Acrobot", "Acrob
 WIND = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
 gym.register("Wind-v0", "gymnasium.envs.box2d:LunarLander", max_episode_steps=1000, kwargs=WIND)
 gym.register("ScaledDispatch-v0", scaled_dispatch, max_episode_steps=dispatch.NUM_JOBS)
-gym.register("TimedDispatch-v0", timed_dispatch, max_episode_steps=dispatch.NUM_JOBS)
 gym.register("Pushes-v0", pushes, max_episode_steps=1000)
 for name in ("Backlog", "LostSales"):
     gym.register(f"{name}-v0", inventory, max_episode_steps=30, kwargs={"name": name})
