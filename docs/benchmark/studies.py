@@ -84,12 +84,24 @@ def flags(env: str, variant: str) -> str:
     return SHAPE[env] + discount
 
 
+SHORTER = {("HalfCheetah-v5", "timestep"): " --gamma 0.95"}  # by tuning, as in horizon
+
+
 def ladder():
     """Every variant on every environment."""
     for seed in SEEDS:
         for env, steps in STEPS.items():
             for variant, script in VARIANTS.items():
-                yield env, variant, seed, command(env, script, flags(env, variant), seed, steps)
+                options = flags(env, variant) + SHORTER.get((env, variant), "")
+                yield env, variant, seed, command(env, script, options, seed, steps)
+
+
+def horizon(env: str = "Hopper-v5"):
+    """The discount is GRPO's only way to less variance: which one, on MuJoCo?"""
+    for seed in TUNING_SEEDS[:2]:
+        for gamma in ("0.95", "0.98", "0.99"):
+            options = f"{flags(env, 'timestep')} --gamma {gamma}"
+            yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
 
 
 THREE = ("timestep", "regression", "PPO")
@@ -257,9 +269,9 @@ def claims():
             options = flags(env, "timestep")
             yield env, "bins", seed, command(env, "docs/examples/gpg.py", options, seed, STEPS[env])
         env = "HalfCheetah-v5"
-        for gamma in (0.9, 0.95):
-            options = f"{flags(env, 'timestep')} --gamma {gamma}"
-            yield env, str(gamma), seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
+        for gamma, option in (("0.9", " --gamma 0.9"), ("0.99", "")):
+            options = flags(env, "timestep") + option
+            yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
 
 
 def defaults():
@@ -272,4 +284,5 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
+STUDIES |= {"horizon": horizon}
 STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "claims": claims}
