@@ -183,15 +183,6 @@ def defaults_table() -> str:
     return markdown(["", SCRIPT_NAMES[2], "in training", SCRIPT_NAMES[3], "in training"], lines)
 
 
-def entropy_table() -> str:
-    """A row for each environment, a column for each weight of the entropy bonus."""
-    lines = []
-    for env, entries in load("entropy", 5).items():
-        cells = [reached(env, entries[f"grpo_rtg.py {x}"], "greedy") for x in studies.WEIGHTS]
-        lines.append([with_threshold(env, studies.DEFAULT_STEPS[env]), *cells])
-    return markdown(["", *(f"`--ent-coef {x}`" for x in studies.WEIGHTS)], lines)
-
-
 def tuning_table() -> str:
     """A row for each script and iteration: mean returns greedily and in training."""
     found, named = load("tuning"), set()
@@ -247,7 +238,7 @@ LUCK_NAMES = [*SCRIPT_NAMES[::2], "`--no-seed-groups`", "`regression.py`", "`ppo
 LUCK_NAMES.append("`ppo.py`, rewards / 100")
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS += [entropy_table, settings_table]
+MAKERS += [settings_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", studies.THREE),

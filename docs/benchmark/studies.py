@@ -165,30 +165,26 @@ def tuning():
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
-WEIGHTS = ["0", "0.0001", "0.001"]
-
-
 def entropy(env: str = "Acrobot-v1"):
     """Does a small entropy bonus free policies that stand still?"""
     for seed in TUNING_SEEDS:
-        for weight in WEIGHTS:
+        for weight in ("0", "0.0001", "0.001"):
             line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, DEFAULT_STEPS[env])
             yield env, f"grpo_rtg.py {weight}", seed, line
 
 
 NOISE = "docs.examples.noise:"
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
-DOSES = [("Pendulum", sigma, 200_000) for sigma in (0, 3, 10, 30)]
-DOSES += [("Acrobot", sigma, 200_000) for sigma in (0, 3, 10)]
+DOSES = "Pendulum0 Pendulum3 Pendulum10 Pendulum30 Acrobot0 Acrobot3 Acrobot10".split()
 
 
 def dose():
     """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
     for seed in SEEDS:
-        for name, sigma, steps in DOSES:
-            env = f"{NOISE}{name}{sigma}-v0"
+        for name in DOSES:
+            env = f"{NOISE}{name}-v0"
             for variant, script in DOSE.items():
-                yield env, variant, seed, command(env, script, "", seed, steps)
+                yield env, variant, seed, command(env, script, "", seed, 200_000)
 
 
 BACKLOG, PUSHES, SMALL = (NOISE + x for x in ("Backlog-v0", "Pushes-v0", "ScaledDispatch-v0"))
@@ -245,18 +241,14 @@ def luck():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
 
 
-MEMBERS = {NOISE + "Wind-v0": 500_000, NOISE + "Pendulum10-v0": 200_000}
-
-
-def members():
+def members(env: str = NOISE + "Wind-v0"):
     """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
     for seed in SEEDS[:5]:
-        for env, steps in MEMBERS.items():
-            for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
-                options = f"--num-groups {groups} --group-size {size}"
-                line = command(env, "grpo_rtg.py", options, seed, steps)
-                yield env, f"{groups}x{size}", seed, line
-            yield env, "PPO", seed, command(env, "ppo.py", "", seed, steps)
+        for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
+            options = f"--num-groups {groups} --group-size {size}"
+            line = command(env, "grpo_rtg.py", options, seed, 500_000)
+            yield env, f"{groups}x{size}", seed, line
+        yield env, "PPO", seed, command(env, "ppo.py", "", seed, 500_000)
 
 
 BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", "FrozenLake-v1")
@@ -284,5 +276,5 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
-STUDIES |= {"horizon": horizon}
 STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "claims": claims}
+STUDIES |= {"horizon": horizon}
