@@ -97,7 +97,7 @@ def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = Fals
 
 def form(env: str) -> str:
     """How to format an environment's returns."""
-    return "z.2f" if env == "FrozenLake-v1" else "z.0f"
+    return "z.2f" if re.search("FrozenLake|Backlog|LostSales", env) else "z.0f"
 
 
 def seeds(table: Table) -> str:

@@ -175,7 +175,7 @@ def entropy(env: str = "Acrobot-v1"):
 
 NOISE = "docs.examples.noise:"
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
-DOSES = "Pendulum0 Pendulum3 Pendulum10 Pendulum30 Acrobot0 Acrobot3 Acrobot10".split()
+DOSES = ["Pendulum0", "Pendulum3", "Pendulum10", "Pendulum30", "Acrobot0", "Acrobot3", "Acrobot10"]
 
 
 def dose():
