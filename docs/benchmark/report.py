@@ -209,6 +209,7 @@ def settings_table() -> str:
         for env, found in load(study, 5).items():
             for column in filter(found.get, columns):
                 command = re.sub(" --seed .*", "", found[column][0]["command"])
+                command = re.sub(r" --gamma \S+(?=.* --gamma)", "", command)  # the last one holds
                 point = format(values(found[column]).mean(), form(env))
                 steps = int(re.search(r"--total-timesteps (\d+)", command)[1])
                 lines.append([heading(env, steps), point, f"`{command}`"])
