@@ -38,14 +38,16 @@ def band(panel, x, samples: list[np.ndarray], **style) -> None:
 
 def main() -> None:
     use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    doses = {env: rows for env, rows in report.load("dose", 3).items() if "Pendulum" in env}
-    sigmas = [re.search(r"\d+", env)[0] for env in doses]
-    for name, script in studies.DOSE.items():
-        samples = [report.values(rows[name]) for rows in doses.values()]
-        band(left, sigmas, samples, color=COLOURS[name], label=script, marker="o", markersize=4)
-    left.set_title("Pendulum, rewards with noise", loc="left", fontsize=10)
-    left.set_xlabel("σ of the noise of a step")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    for panel, env_name in ((left, "Pendulum"), (middle, "Acrobot")):
+        doses = {env: rows for env, rows in report.load("dose", 3).items() if env_name in env}
+        sigmas = [re.search(r"\d+", env)[0] for env in doses]
+        for name, script in studies.DOSE.items():
+            samples = [report.values(rows[name]) for rows in doses.values()]
+            style = {"color": COLOURS[name], "label": script, "marker": "o", "markersize": 4}
+            band(panel, sigmas, samples, **style)
+        panel.set_title(f"{env_name}, rewards with noise", loc="left", fontsize=10)
+        panel.set_xlabel("σ of the noise of a step")
     left.set_ylabel("return without noise")
 
     found = report.load("luck", 3)[studies.DISPATCH]
@@ -59,7 +61,7 @@ def main() -> None:
     right.set_title("Dispatching jobs (ppo.py: rewards / 100)", loc="left", fontsize=10)
     right.set_xlabel("environment steps, thousands")
     right.set_ylabel("return of training episodes")
-    for panel in (left, right):
+    for panel in (left, middle, right):
         panel.spines[["top", "right"]].set_visible(False)
     labels = left.get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=3, frameon=False)
