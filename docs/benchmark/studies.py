@@ -165,12 +165,13 @@ def tuning():
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
-def entropy(env: str = "Acrobot-v1"):
-    """Does a small entropy bonus free policies that stand still?"""
-    for seed in TUNING_SEEDS:
-        for weight in ("0", "0.0001", "0.001"):
-            line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, DEFAULT_STEPS[env])
-            yield env, f"grpo_rtg.py {weight}", seed, line
+def entropy():
+    """Does a small entropy bonus free policies that stand still, and what does it cost elsewhere?"""
+    for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
+        for seed in TUNING_SEEDS if env == "Acrobot-v1" else TUNING_SEEDS[:5]:
+            for weight in ("0", "0.0001", "0.001"):
+                line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, steps)
+                yield env, f"grpo_rtg.py {weight}", seed, line
 
 
 NOISE = "docs.examples.noise:"
