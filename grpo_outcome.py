@@ -20,7 +20,7 @@ Departures from Algorithm 1, whose steps are iterations here:
 2. No policy is pretrained, so β is 0.
 3. The mean is over all steps (--loss-agg trajectory: Eq. 3).
 4. The μ passes go in minibatches, and end early (--target-kl).
-5. Gradients are clipped, log-ratios bounded, and the learning rate falls.
+5. Gradients are clipped, log-ratios bounded, the learning rate falls, and entropy has a bonus.
 6. An episode that a time limit cuts counts as complete.
 """
 
@@ -82,7 +82,7 @@ class Args:
     kl_coef: float = 0.0  # β: weight of the KL penalty towards π_ref
     ref_update_interval: int = 0  # M: iterations between π_ref ← π_θ (0: the initial policy stays)
     loss_agg: Literal["trajectory", "step"] = "step"  # mean over episodes (Eq. 3) or steps (DAPO)
-    ent_coef: float = 0.0  # weight of an entropy bonus (entropy in nats)
+    ent_coef: float = 0.001  # weight of an entropy bonus (nats): the gradient where all groups tie
     max_grad_norm: float = 0.5  # L2 norm to which a network's gradient is clipped (0: it is not)
     target_kl: float = 0.05  # end an update once KL(π_old, π_θ) exceeds this, in nats (0: never)
 

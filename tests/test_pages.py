@@ -28,7 +28,7 @@ per_device_train_batch_size scale_rewards loss_type max_completion_length frac_r
 GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction_kl my_module
 gymnasium.Wrapper LinearReward ResizeObservation GrayscaleObservation FrameStackObservation
 FilterObservation NormalizeObservation NormalizeReward FlatObsWrapper
-TimeLimit max_grad_norm epsilon_high ref_model_mixup_alpha"""
+TimeLimit max_grad_norm entropy_coef epsilon_high ref_model_mixup_alpha"""
 OTHER_FLAGS = "--by --out --nproc-per-node --logdir --seeds --replay --index-url --help --no-"
 
 

@@ -18,7 +18,7 @@ STEPS = {
 }
 TUNING_SEEDS = range(101, 121)  # no result uses them
 SEEDS = range(1, 11)  # of the results
-DEFAULTS_SEEDS = {"grpo_rtg.py": range(21, 31), "ppo.py": SEEDS}  # new with a new default
+DEFAULTS_SEEDS = {"grpo_rtg.py": range(31, 41), "ppo.py": SEEDS}  # new with a new default
 
 
 def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
@@ -29,8 +29,11 @@ def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
 
 
 def shape(groups: int, members: int, epochs: int, size: int, rate: str) -> str:
-    """An iteration of GRPO: groups x members, passes over it, steps a minibatch, step size."""
-    groups = f"--num-groups {groups} --group-size {members}"
+    """An iteration of GRPO: groups x members, passes over it, steps a minibatch, step size.
+
+    Without an entropy bonus, which the scripts have by default only since these studies.
+    """
+    groups = f"--num-groups {groups} --group-size {members} --ent-coef 0"
     return f"{groups} --update-epochs {epochs} --minibatch-size {size} --learning-rate {rate}"
 
 
@@ -166,12 +169,20 @@ def tuning():
 
 
 def entropy():
-    """Does a small entropy bonus free policies that stand still, and what does it cost elsewhere?"""
+    """Does a small entropy bonus free policies that stand still, and what does it cost?"""
     for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
         for seed in TUNING_SEEDS if env == "Acrobot-v1" else TUNING_SEEDS[:5]:
             for weight in ("0", "0.0001", "0.001"):
                 line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, steps)
                 yield env, f"grpo_rtg.py {weight}", seed, line
+
+
+def still(env: str = "Acrobot-v1"):
+    """The ladder's GRPO columns with an entropy bonus, where without one some stand still."""
+    for seed in SEEDS:
+        for variant, script in list(VARIANTS.items())[:-1]:
+            options = f"{flags(env, variant)} --ent-coef 0.001"
+            yield env, variant, seed, command(env, script, options, seed, STEPS[env])
 
 
 NOISE = "docs.examples.noise:"
@@ -208,18 +219,19 @@ LUCK = {  # environments: steps, and each column's best setting on the tuning se
     NOISE + "LostSales-v0": (200_000, (1, 2, 1, 1, 4)),  # Backlog's
     PUSHES: (60_000, ()),
 }
+NO_BONUS = "--norm-obs --ent-coef 0"
 
 
 def luck_tuning():
-    """Where luck that the seed fixes decides: four settings of each column."""
+    """Where luck that the seed fixes decides: four settings of each column, no entropy bonus."""
     for seed in TUNING_SEEDS[:2]:
         for env in (DISPATCH, BACKLOG, PUSHES):
             for column, (script, settings) in TRIED.items():
                 for options in settings:
-                    line = command(env, script, f"--norm-obs {options}", seed, LUCK[env][0])
+                    line = command(env, script, f"{NO_BONUS} {options}", seed, LUCK[env][0])
                     yield env, f"{column} {options}", seed, line
         for options in OF_PPO:
-            line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
+            line = command(SMALL, "ppo.py", f"{NO_BONUS} {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
 
 
@@ -278,4 +290,4 @@ def defaults():
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
 STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "claims": claims}
-STUDIES |= {"horizon": horizon}
+STUDIES |= {"horizon": horizon, "still": still}

@@ -179,6 +179,7 @@ def measure(seed: int) -> dict[str, list[float]]:
         minibatch_size=96,
         learning_rate=1e-2,
         target_kl=0.0,
+        ent_coef=0.0,
         kl_coef=0.04,
         ref_update_interval=0,
         loss_agg="trajectory",

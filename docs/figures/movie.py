@@ -1,11 +1,11 @@
 r"""README's moving picture: trained policies side by side, in real time.
 
     pip install "gymnasium[box2d,mujoco]"
-    python grpo_rtg.py --env-id docs.examples.dispatch:Dispatch-v0 --norm-obs
-    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000
+    python grpo_rtg.py --env-id docs.examples.dispatch:Dispatch-v0 --norm-obs --ent-coef 0
+    python grpo_rtg.py --env-id LunarLander-v3 --total-timesteps 1000000 --ent-coef 0
     python grpo_rtg.py --env-id HalfCheetah-v5 --total-timesteps 500000 --num-groups 1 \
         --group-size 4 --minibatch-size 256 --learning-rate 1e-3 --norm-obs --log-std-init -2 \
-        --gamma 0.95
+        --gamma 0.95 --ent-coef 0
     python grpo_rtg.py --evaluate runs/<run>/checkpoint.pt --capture-video --eval-episodes 1
     python docs/figures/movie.py VIDEO VIDEO VIDEO
 
