@@ -246,7 +246,6 @@ TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "unseen": partial(returns_table, "unseen", studies.THREE),
     "dose": partial(returns_table, "dose", studies.DOSE, DOSE_NAMES),
     "luck": partial(returns_table, "luck", studies.LUCK_COLUMNS, LUCK_NAMES),
-    "members": partial(returns_table, "members", ("2x16", "4x8", "8x4", "16x2", "PPO")),
 }
 
 
