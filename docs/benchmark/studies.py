@@ -29,7 +29,7 @@ def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
 
 
 def shape(groups: int, members: int, epochs: int, size: int, rate: str) -> str:
-    """An iteration of GRPO without entropy bonus: groups x members, passes, minibatch, step size."""
+    """An iteration of GRPO, no entropy bonus: groups x members, passes, minibatch, step size."""
     groups = f"--num-groups {groups} --group-size {members} --ent-coef 0"
     return f"{groups} --update-epochs {epochs} --minibatch-size {size} --learning-rate {rate}"
 
