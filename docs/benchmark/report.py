@@ -235,7 +235,7 @@ def seconds_table() -> str:
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
-LUCK_NAMES = [*SCRIPT_NAMES[::2], "`--no-seed-groups`", "`regression.py`", "`ppo.py`"]
+LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression.py`", "`ppo.py`"]
 LUCK_NAMES.append("`ppo.py`, rewards / 100")
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
