@@ -465,7 +465,7 @@ def make_env(args: Args, **options) -> gym.Env:
     if not isinstance(env.observation_space, spaces.Box):
         raise UserError(f"Cannot flatten {env.observation_space}: wrap the environment.")
     if env.spec.max_episode_steps is None:
-        gym.logger.warn("At 1000 steps episodes are cut (max_episode_steps in --env-kwargs).")
+        gym.logger.warn("Beyond 1000 steps episodes are cut (max_episode_steps in --env-kwargs).")
         env = gym.wrappers.TimeLimit(env, 1000)
     return env
 

@@ -29,7 +29,7 @@ GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction
 gymnasium.Wrapper LinearReward ResizeObservation GrayscaleObservation FrameStackObservation
 FilterObservation NormalizeObservation NormalizeReward FlatObsWrapper
 TimeLimit max_grad_norm entropy_coef epsilon_high ref_model_mixup_alpha"""
-OTHER_FLAGS = "--by --out --nproc-per-node --logdir --seeds --replay --index-url --help --no-"
+OTHER_FLAGS = "--by --out --tag --nproc-per-node --logdir --seeds --replay --index-url --help --no-"
 
 
 def prose(page) -> str:

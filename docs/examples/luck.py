@@ -103,10 +103,14 @@ def main(args: Args) -> None:
     of_state = 1 - rest[grouped.mask].square().sum() / squares(to_go, grouped.mask, (0, 1)).sum()
     of_returns = seed_share(returns, torch.ones_like(returns, dtype=torch.bool))
     print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}: of the variance of")
-    print(f"returns {of_returns:z.2f} is the seed's")
-    print(f"returns-to-go {seed_share(to_go, grouped.mask):z.2f} is the seed's,")
-    print(f"and {of_state:z.2f} is predicted from state and time;")
-    print(f"of what that leaves, {seed_share(rest, grouped.mask):z.2f} is the seed's")
+    of_to_go = seed_share(to_go, grouped.mask)
+    of_rest = seed_share(rest, grouped.mask)
+    print(f"returns {max(of_returns, 0):.2f} is the seed's")  # an estimate may be below 0
+    print(f"returns-to-go {max(of_to_go, 0):.2f} is the seed's,")
+    print(f"and {max(of_state, 0):.2f} is predicted from state and time;")
+    print(f"of what that leaves, {max(of_rest, 0):.2f} is the seed's")
+    if of_to_go < 0.01:
+        print("(0, too, if steps ignore the seed: docs/environments.md has a check)")
 
 
 if __name__ == "__main__":
