@@ -248,7 +248,7 @@ def members(env: str = NOISE + "Wind-v0"):
     """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
     for seed in SEEDS[:5]:
         for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
-            options = f"--num-groups {groups} --group-size {size}"
+            options = f"--num-groups {groups} --group-size {size} --ent-coef 0"
             line = command(env, "grpo_rtg.py", options, seed, 500_000)
             yield env, f"{groups}x{size}", seed, line
         yield env, "PPO", seed, command(env, "ppo.py", "", seed, 500_000)
