@@ -3,10 +3,9 @@
     python grpo_outcome.py --env-id CartPole-v1
     python grpo_outcome.py --evaluate runs/<run>/checkpoint.pt --render
 
-Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) samples a group of
-G outputs to a question and compares each with the group's mean. Here a question is what
-env.reset(seed=s) fixes, the start state and the environment's random draws, and an output is an
-episode. The objective is Eq. 3 with the KL term of Eq. 4, averaged over K groups:
+Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300, section 4.1) compares each of G
+outputs to a question with their mean. Here a question is a reset seed, which fixes start and luck,
+and an output an episode. The objective is Eq. 3 with the KL term of Eq. 4, averaged over K groups:
 
     1/G Σ_i 1/|o_i| Σ_t { min(ρ Â, clip(ρ, 1-ε, 1+ε) Â) - β D_KL },    ρ = π_θ(a|s) / π_old(a|s)
     D_KL = π_ref/π_θ - log(π_ref/π_θ) - 1
@@ -152,8 +151,7 @@ def grpo_loss(policy, batch: dict, args: Args) -> tuple[Tensor, dict]:
     weights = batch["weights"]
 
     # In an iteration's first gradient step ρ = 1 and nothing is clipped: the plain policy gradient.
-    # The bound on logarithms keeps exp finite.
-    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old, bounded for exp
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
@@ -458,6 +456,8 @@ def make_env(args: Args, **options) -> gym.Env:
         if re.search("(keyword|positional|only) argument", str(error)):
             raise UserError(f"--env-kwargs: {error}") from error
         raise  # a mistake in the environment's constructor
+    if (mode := options.get("render_mode")) and mode not in env.metadata.get("render_modes", []):
+        raise UserError(f"{args.env_id} has no render mode {mode}.")
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
         with suppress(NotImplementedError):  # a space of the environment's own: refused below
             env = gym.wrappers.FlattenObservation(env)

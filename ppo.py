@@ -123,8 +123,7 @@ def ppo_loss(policy, batch: dict, args: Args) -> tuple[Tensor, dict]:
     assert log_probs.shape == advantages.shape  # [B, B] would broadcast, silently
 
     # In an iteration's first gradient step ρ = 1 and nothing is clipped: the plain policy gradient.
-    # The bound on logarithms keeps exp finite.
-    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old
+    log_ratio = (log_probs - batch["old_log_probs"]).clamp(max=20)  # log π_θ/π_old, bounded for exp
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
@@ -459,6 +458,8 @@ def make_env(args: Args, **options) -> gym.Env:
         if re.search("(keyword|positional|only) argument", str(error)):
             raise UserError(f"--env-kwargs: {error}") from error
         raise  # a mistake in the environment's constructor
+    if (mode := options.get("render_mode")) and mode not in env.metadata.get("render_modes", []):
+        raise UserError(f"{args.env_id} has no render mode {mode}.")
     if not isinstance(env.observation_space, spaces.Box) or len(env.observation_space.shape) != 1:
         with suppress(NotImplementedError):  # a space of the environment's own: refused below
             env = gym.wrappers.FlattenObservation(env)

@@ -101,6 +101,7 @@ BAD_INPUT = [
     (env("Answer", kind="bools"), "Actions must be .* Box of numbers.*bool"),
     ({"env_kwargs": '{"is_slipery": false}'}, "--env-kwargs: .* unexpected keyword argument"),
     ({"env_id": "tests.envs:Answer-v0"}, "--env-kwargs: .* missing 1 required .* 'kind'"),
+    ({"env_kwargs": '{"render_mode": "ansi"}'}, "CartPole-v1 has no render mode ansi"),
     ({"gamma": 1.01}, r"--gamma must be .* 1, not 1.01\."),
     ({"gamma": -1}, r"--gamma must be from 0 to 1, not -1\.0\."),
     ({"learning_rate": "nan"}, r"--learning-rate must be .* 0.*, not nan\."),
