@@ -237,8 +237,9 @@ def luck():
     """Each column with the best of its settings; and controls."""
     for seed in SEEDS:
         for env, (steps, best) in LUCK.items():
+            norm = "--norm-obs" if env == DISPATCH else NO_BONUS
             for (column, (script, settings)), i in zip(TRIED.items(), best):
-                line = command(env, script, f"--norm-obs {settings[i]}", seed, steps)
+                line = command(env, script, f"{norm} {settings[i]}", seed, steps)
                 yield env, column, seed, line
         for column, (script, env) in CONTROLS.items():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
