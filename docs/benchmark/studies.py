@@ -29,8 +29,8 @@ def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
 
 
 def shape(groups: int, members: int, epochs: int, size: int, rate: str) -> str:
-    """An iteration of GRPO, no entropy bonus: groups x members, passes, minibatch, step size."""
-    groups = f"--num-groups {groups} --group-size {members} --ent-coef 0"
+    """An iteration of GRPO: groups x members, passes over it, steps a minibatch, step size."""
+    groups = f"--num-groups {groups} --group-size {members}"
     return f"{groups} --update-epochs {epochs} --minibatch-size {size} --learning-rate {rate}"
 
 
@@ -83,6 +83,7 @@ def flags(env: str, variant: str) -> str:
     return SHAPE[env] + discount
 
 
+NO_BONUS = " --ent-coef 0"  # the default before dd2fe46
 SHORTER = {("HalfCheetah-v5", "timestep"): " --gamma 0.95"}  # by tuning, as in horizon
 
 
@@ -99,7 +100,7 @@ def horizon(env: str = "Hopper-v5"):
     """The discount is GRPO's only way to less variance: which one, on MuJoCo?"""
     for seed in TUNING_SEEDS[:2]:
         for gamma in ("0.95", "0.98", "0.99"):
-            options = f"{flags(env, 'timestep')} --gamma {gamma}"
+            options = f"{flags(env, 'timestep')} --gamma {gamma}{NO_BONUS}"
             yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
 
 
@@ -115,31 +116,38 @@ def few(envs, steps: int, like: str | None = None, names=THREE, seeds=SEEDS[:5],
                 yield env, name, seed, command(env, VARIANTS[name], options, seed, steps)
 
 
-million = partial(few, ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
-unseen = partial(few, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
+million = partial(few, ("Hopper-v5", "HalfCheetah-v5"), 1_000_000, more=NO_BONUS)
+UNSEEN = ("Walker2d-v5", "InvertedDoublePendulum-v5")
+unseen = partial(few, UNSEEN, 250_000, "Hopper-v5", more=NO_BONUS)
 FAILING = ("outcome", "process", "group")  # of which some stand still
-still = partial(few, ["Acrobot-v1"], 200_000, None, FAILING, SEEDS, " --ent-coef 0.001")
+still = partial(few, ["Acrobot-v1"], 200_000, None, FAILING, SEEDS, NO_BONUS)
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
 OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 1", "--ent-coef 0.01"]
 OPTIONS += ["--update-epochs 1"]
+SCALES = {"leave-one-out": "leave-one-out", "a std for each step": "step"}
 EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLander-v3": 16}
 
 
 def ablations():
-    """The ladder's timestep with one option changed; outcome supervision without shared starts."""
+    """The ladder's timestep, no entropy bonus, with one option changed; outcome without seeds."""
     for seed in SEEDS:
         for env, episodes in EPISODES.items():  # of an iteration, in the ladder
-            changes = [("timestep", options, options) for options in OPTIONS]
+            changes = [(name, name, "") for name in ("timestep", "outcome")]
+            changes += [("timestep", options, options) for options in OPTIONS]
             pairs = f"--num-groups {episodes // 2} --group-size 2"
             changes.append(("timestep", "groups of two", pairs))
             changes.append(("timestep", "one group", f"--num-groups 1 --group-size {episodes}"))
             changes.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
             for variant, name, options in changes:
-                changed = f"{flags(env, variant)} {options}"
+                changed = f"{flags(env, variant)}{NO_BONUS} {options}"
                 line = command(env, VARIANTS[variant], changed, seed, STEPS[env])
                 yield env, name, seed, line
+            for name, scale in SCALES.items():
+                script = f"docs/examples/scaling.py --scale {scale}"
+                options = flags(env, "timestep") + NO_BONUS
+                yield env, name, seed, command(env, script, options, seed, STEPS[env])
 
 
 DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
@@ -162,7 +170,7 @@ def tuning():
             for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"):
                 for tried in PPO_TRIED if script == "ppo.py" else GRPO_TRIED:
                     name = "{} {}x{}, {} passes of {}, {}".format(script, *tried)
-                    options = ppo(*tried, 0.98) if script == "ppo.py" else shape(*tried)
+                    options = ppo(*tried, 0.98) if script == "ppo.py" else shape(*tried) + NO_BONUS
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
@@ -189,7 +197,8 @@ def dose():
                 yield env, variant, seed, command(env, script, "", seed, 200_000)
 
 
-BACKLOG, PUSHES, SMALL = (NOISE + x for x in ("Backlog-v0", "Pushes-v0", "ScaledDispatch-v0"))
+BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
+SMALL = f"{NOISE}ScaledDispatch-v0"
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
@@ -205,23 +214,22 @@ TRIED = {  # columns: a script, and four settings
 }
 LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
     DISPATCH: (200_000, (1, 1, 2, 1, 4)),
-    BACKLOG: (200_000, (1, 2, 1, 1, 4)),  # one seed
-    NOISE + "LostSales-v0": (200_000, (1, 2, 1, 1, 4)),  # Backlog's
+    BACKLOG: (200_000, (1, 2, 1, 1, 4)),
+    LOST_SALES: (200_000, (1, 2, 1, 1, 4)),
     PUSHES: (60_000, ()),
 }
-NO_BONUS = "--norm-obs --ent-coef 0"
 
 
 def luck_tuning():
-    """Where luck that the seed fixes decides: four settings of each column, no entropy bonus."""
+    """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
     for seed in TUNING_SEEDS[:2]:
-        for env in (DISPATCH, BACKLOG, PUSHES):
+        for env, (steps, _) in LUCK.items():
             for column, (script, settings) in TRIED.items():
                 for options in settings:
-                    line = command(env, script, f"{NO_BONUS} {options}", seed, LUCK[env][0])
+                    line = command(env, script, f"--norm-obs {options}", seed, steps)
                     yield env, f"{column} {options}", seed, line
         for options in OF_PPO:
-            line = command(SMALL, "ppo.py", f"{NO_BONUS} {options}", seed, 200_000)
+            line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
 
 
@@ -237,9 +245,8 @@ def luck():
     """Each column with the best of its settings; and controls."""
     for seed in SEEDS:
         for env, (steps, best) in LUCK.items():
-            norm = "--norm-obs" if env == DISPATCH else NO_BONUS
             for (column, (script, settings)), i in zip(TRIED.items(), best):
-                line = command(env, script, f"{norm} {settings[i]}", seed, steps)
+                line = command(env, script, f"--norm-obs {settings[i]}", seed, steps)
                 yield env, column, seed, line
         for column, (script, env) in CONTROLS.items():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
@@ -249,7 +256,7 @@ def members(env: str = NOISE + "Wind-v0"):
     """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
     for seed in SEEDS[:5]:
         for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
-            options = f"--num-groups {groups} --group-size {size} --ent-coef 0"
+            options = f"--num-groups {groups} --group-size {size}"
             line = command(env, "grpo_rtg.py", options, seed, 500_000)
             yield env, f"{groups}x{size}", seed, line
         yield env, "PPO", seed, command(env, "ppo.py", "", seed, 500_000)
@@ -260,13 +267,14 @@ BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", 
 
 def claims():
     """What others say of bins of states, and of the discount on HalfCheetah."""
-    for seed in SEEDS[:5]:
+    for seed in SEEDS:
         for env in BINS:
             options = flags(env, "timestep")
             yield env, "bins", seed, command(env, "docs/examples/gpg.py", options, seed, STEPS[env])
-        env = "HalfCheetah-v5"
+    env = "HalfCheetah-v5"
+    for seed in SEEDS[:5]:
         for gamma, option in (("0.9", " --gamma 0.9"), ("0.99", "")):
-            options = flags(env, "timestep") + option
+            options = flags(env, "timestep") + NO_BONUS + option
             yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
 
 
