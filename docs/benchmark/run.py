@@ -86,7 +86,9 @@ def execute(job: Job, root: Path = ROOT) -> dict:
 def training_curve(run_dir: Path, steps: int) -> str:
     """Mean training return in each 25th of the budget; where no episode ended, the one before."""
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    logged = events.Scalars("charts/episodic_return")
+    tags = {"charts/episodic_return", "rollout/ep_rew_mean"}  # ours, SB3's
+    [tag] = tags.intersection(events.Tags()["scalars"])
+    logged = events.Scalars(tag)
     at = np.array([point.step for point in logged])
     values = np.array([point.value for point in logged])
     means = []

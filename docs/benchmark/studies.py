@@ -198,7 +198,9 @@ def dose():
 
 
 BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
-SMALL = f"{NOISE}ScaledDispatch-v0"
+BLACKJACK, SMALL = "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
+EXACT = {BLACKJACK: " --eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
+SB3 = "docs/benchmark/sb3.py"  # with VecNormalize
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
@@ -216,7 +218,8 @@ LUCK = {  # environments: steps, and each column's best setting on the tuning se
     DISPATCH: (200_000, (1, 1, 2, 1, 4)),
     BACKLOG: (200_000, (1, 2, 1, 1, 4)),
     LOST_SALES: (200_000, (1, 2, 1, 1, 4)),
-    PUSHES: (60_000, ()),
+    PUSHES: (100_000, (1, 1, 1, 1, 4)),
+    BLACKJACK: (100_000, (1, 1, 1, 1, 4)),
 }
 
 
@@ -226,16 +229,19 @@ def luck_tuning():
         for env, (steps, _) in LUCK.items():
             for column, (script, settings) in TRIED.items():
                 for options in settings:
-                    line = command(env, script, f"--norm-obs {options}", seed, steps)
+                    options_of = f"--norm-obs {options}{EXACT.get(env, '')}"
+                    line = command(env, script, options_of, seed, steps)
                     yield env, f"{column} {options}", seed, line
         for options in OF_PPO:
             line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
+            yield DISPATCH, f"SB3 {options}", seed, command(DISPATCH, SB3, options, seed, 200_000)
 
 
 UNSEEDED = "docs/examples/regression.py --no-seed-groups --norm-obs "
 CONTROLS = {  # of dispatching: a script with options, and an environment
     "PPO, rewards / 100": (f"ppo.py --norm-obs {OF_PPO[4]}", SMALL),
+    "SB3": (f"{SB3} {OF_PPO[4]}", DISPATCH),
     "regression, not seeded": (UNSEEDED + LAMBDAS[1], DISPATCH),
 }
 LUCK_COLUMNS = [*TRIED, "PPO, rewards / 100"]
@@ -246,7 +252,8 @@ def luck():
     for seed in SEEDS:
         for env, (steps, best) in LUCK.items():
             for (column, (script, settings)), i in zip(TRIED.items(), best):
-                line = command(env, script, f"--norm-obs {settings[i]}", seed, steps)
+                options = f"--norm-obs {settings[i]}{EXACT.get(env, '')}"
+                line = command(env, script, options, seed, steps)
                 yield env, column, seed, line
         for column, (script, env) in CONTROLS.items():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)

@@ -59,7 +59,7 @@ class Pushes(gym.Wrapper):
 
     def step(self, action):
         if self.count % 10 == 0:
-            self.unwrapped.data.xfrc_applied[1, 0] = 30 * self.unwrapped.np_random.normal()
+            self.unwrapped.data.xfrc_applied[1, 0] = 60 * self.unwrapped.np_random.normal()
         self.count += 1
         return self.env.step(action)
 
