@@ -1,6 +1,8 @@
-"""Stable-Baselines3's PPO with VecNormalize, by default with ppo.py's settings, for run.py.
+"""Stable-Baselines3's PPO with VecNormalize, for run.py.
 
     python docs/benchmark/sb3.py --env-id docs.examples.dispatch:Dispatch-v0
+
+Its defaults are ppo.py's settings; evaluations have the scripts' starts.
 """
 
 import sys
@@ -48,7 +50,7 @@ def main(args: Args) -> None:
     alone = VecNormalize(make_vec_env(args.env_id), training=False, norm_reward=False)
     alone.obs_rms = env.obs_rms
     returns = []
-    for seed in range(10**9, 10**9 + 100):  # the scripts' starts
+    for seed in range(10**9, 10**9 + 100):
         alone.seed(seed)
         returns.append(evaluate_policy(model, alone, 1)[0])
     print(f"Greedy evaluation, 100 episodes: return {np.mean(returns):.2f}")
