@@ -1,16 +1,21 @@
-"""How much of the returns' variance does a seed explain? What a group that shares it cancels.
+"""Which baseline suits an environment: a group that shares its seed, any group, or a critic?
 
     python docs/examples/luck.py --env-id Pendulum-v1
     python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # with a trained policy
 
-Plays 32 groups or more of 8 episodes, a group from one reset(seed=s), with sampled actions, and
-compares the returns-to-go of equal time steps. What differs within a group is made by actions. The
-rest the seed fixes: starts, arrivals, prices, noise. A critic cancels what can be predicted from
-the state: here by the regression of regression.py, fitted to as many episodes of seeds of their
-own. The last line is what a shared seed cancels beyond that. With 32 seeds a share is exact to
-about 0.1. An environment whose steps ignore the seed has 0, too: check it (docs/environments.md).
+Plays 64 groups or more with sampled actions, and takes a policy gradient of each. From their spread
+it estimates how many episodes make the mean gradient as large as its noise, the gradient noise
+scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It changes as a
+policy learns: measure a new one, and one that has learned a little.
+
+Why: a shared seed cancels luck that no action changes, and so the seed's share of the variance of
+returns-to-go. But luck that decides which action is right misleads all its members alike. A critic
+cancels what can be predicted from the state; here that is the regression of regression.py, fitted
+to as many other episodes. If steps ignore the seed its share is 0, too (docs/environments.md has a
+check).
 """
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +32,51 @@ from grpo_rtg import (
     Episodes,
     Policy,
     UserError,
+    advantages_of,
     collect_groups,
     load_policy,
     make_env,
     saved_args,
     set_seeds,
+    step_weights,
 )
 
-NUM_GROUPS = 32
-GROUP_SIZE = 8
-MIN_STEPS = 20_000
+NUM_GROUPS = 64
+MIN_STEPS = 5_000
+
+
+def gradients(policy: Policy, episodes: Episodes, advantages: Tensor, args: Args) -> Tensor:
+    """Of the sum of Â log π in each group, [K, P]: an iteration's first step is their mean."""
+    sizes = episodes.mask.sum((1, 2)).tolist()
+    weighted = (advantages * step_weights(episodes.mask, args.loss_agg))[episodes.mask].float()
+    columns = (column.split(sizes) for column in (episodes.obs, episodes.actions, weighted))
+    found = []
+    for obs, actions, weights in zip(*columns):
+        objective = (weights * policy(obs).log_prob(actions)).sum()
+        parts = torch.autograd.grad(objective, list(policy.parameters()))
+        found.append(torch.cat([part.flatten() for part in parts]).double())
+    return torch.stack(found)
+
+
+def signal_to_noise(square: Tensor, squares: Tensor, n: int) -> Tensor:
+    """‖E g‖² / tr Cov g, each without bias, from ‖Σ g‖² and Σ ‖g‖² of n gradients g."""
+    signal = (square - squares) / (n * (n - 1))
+    noise = (squares - square / n) / (n - 1)
+    return signal / noise
+
+
+def episodes_needed(gradients: Tensor, group_size: int) -> list[float]:
+    """The noise scale of gradients [K, P] in episodes, and its 95% interval by the jackknife."""
+    n = len(gradients)
+    total = gradients.sum(0)
+    square = total.square().sum()
+    each = gradients.square().sum(1)
+    ratio = signal_to_noise(square, each.sum(), n)
+    without = square - 2 * gradients @ total + each  # ‖Σ g‖² without each one
+    ratios = signal_to_noise(without, each.sum() - each, n - 1)
+    error = 2 * ((n - 1) * ratios.var(correction=0)).sqrt()
+    bounds = (ratio, ratio + error, ratio - error)
+    return [group_size / x.item() if x > 0 else math.inf for x in bounds]
 
 
 def mean_over(x: Tensor, mask: Tensor, dim: int | tuple) -> Tensor:
@@ -81,36 +121,50 @@ def predictions(fitted: Episodes, judged: Episodes, gamma: float) -> Tensor:
     return torch.zeros_like(judged.rewards).masked_scatter(judged.mask, new @ weights)
 
 
-def main(args: Args) -> None:
+def measure(args: Args) -> dict[str, list[float]]:
+    """Shares of the seed and of predictions; with each baseline, the episodes needed."""
     torch.set_num_threads(1)  # as in training: more slow small networks down
-    args.num_groups = NUM_GROUPS
-    args.group_size = GROUP_SIZE
-    args.minibatch_size = MIN_STEPS  # again until there are so many
+    args = replace(args, num_groups=NUM_GROUPS, minibatch_size=MIN_STEPS)
     set_seeds(args.seed)
-    envs = [make_env(args) for _ in range(NUM_GROUPS * GROUP_SIZE)]
+    envs = [make_env(args) for _ in range(NUM_GROUPS * args.group_size)]
     if args.evaluate:
         policy = load_policy(args.evaluate, envs[0], args)
     else:
         policy = Policy(envs[0].observation_space, envs[0].action_space, args)
-    grouped = collect_groups(envs, policy, replace(args, seed_groups=True))
+    shared = collect_groups(envs, policy, replace(args, seed_groups=True))
     single = collect_groups(envs, policy, replace(args, seed_groups=False))
+    others = collect_groups(envs, policy, replace(args, seed_groups=False))
 
-    returns = grouped.rewards.sum(-1, keepdim=True)  # [K, G, 1]
+    returns = shared.rewards.sum(-1)
     if returns.std() <= 1e-7 * returns.abs().max():
         raise UserError("All returns tie: nothing can be said.")
-    to_go = discounted_sums(grouped.rewards, args.gamma)
-    rest = to_go - predictions(single, grouped, args.gamma)
-    of_state = 1 - rest[grouped.mask].square().sum() / squares(to_go, grouped.mask, (0, 1)).sum()
-    of_returns = seed_share(returns, torch.ones_like(returns, dtype=torch.bool))
-    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}: of the variance of")
-    of_to_go = seed_share(to_go, grouped.mask)
-    of_rest = seed_share(rest, grouped.mask)
-    print(f"returns {max(of_returns, 0):.2f} is the seed's")  # an estimate may be below 0
-    print(f"returns-to-go {max(of_to_go, 0):.2f} is the seed's,")
-    print(f"and {max(of_state, 0):.2f} is predicted from state and time;")
-    print(f"of what that leaves, {max(of_rest, 0):.2f} is the seed's")
-    if of_to_go < 0.01:
-        print("(0, too, if steps ignore the seed: docs/environments.md has a check)")
+    to_go = discounted_sums(shared.rewards, args.gamma)
+    single_to_go = discounted_sums(single.rewards, args.gamma)
+    rest = (single_to_go - predictions(others, single, args.gamma)).where(single.mask, 0)
+    left = rest[single.mask].square().sum() / squares(single_to_go, single.mask, (0, 1)).sum()
+
+    def needed(episodes: Episodes, advantages: Tensor) -> list[float]:
+        return episodes_needed(gradients(policy, episodes, advantages, args), args.group_size)
+
+    return {
+        "seed_share": [max(seed_share(to_go, shared.mask), 0.0)],  # an estimate may be below 0
+        "predicted": [max(1 - left.item(), 0.0)],
+        "shared": needed(shared, advantages_of(shared, args)),
+        "single": needed(single, advantages_of(single, args)),
+        "critic": needed(single, rest),
+    }
+
+
+def main(args: Args) -> None:
+    found = measure(args)
+    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}")
+    print("Of the variance of returns-to-go at equal times")
+    print("{:.2f} is the seed's,".format(*found["seed_share"]))
+    print("{:.2f} is predicted from state and time.".format(*found["predicted"]))
+    print("A gradient is as large as its noise with so many episodes (95%):")
+    names = {"shared": "group, one seed", "single": "group, many seeds", "critic": "critic"}
+    for key, name in names.items():
+        print(f"{name:<17} {{:6.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
 
 
 if __name__ == "__main__":
