@@ -18,12 +18,14 @@ import critic
 import gpg
 import plot_runs
 import regression
+import scaling
 
 import grpo_rtg
 from docs.examples import arithmetic, dispatch, luck, preferences, wrappers
 from tests import child
 
 OWN_OPTIONS = {"regression": "--gae-lambda", "critic": "--gae-lambda", "gpg": "--bin-width"}
+OWN_OPTIONS["scaling"] = "--scale"
 TINY = ["--total-timesteps=1500", "--minibatch-size=32", "--update-epochs=2", "--norm-obs"]
 TINY += ['--env-kwargs={"max_episode_steps": 20}', "--eval-episodes=3", "--checkpoint-interval=0"]
 
@@ -121,6 +123,29 @@ def test_bins_against_a_loop():
     assert mean_squares(gpg.advantages_of(episodes, gpg.Args()), episodes) == pytest.approx([1, 1])
 
 
+def test_scales_against_a_loop():
+    """Leave-one-out and the own std of a time step, with two groups; one alone has 0."""
+    episodes = make_episodes([[5, 9, 1], [7, 2, 9]], [[True] * 3] * 2)
+    rewards = in_episodes(episodes, episodes.rewards[episodes.mask])
+    returns = [to_go(r, 0.9) for r in rewards]
+    others, of_step = [], []
+    for i, own in enumerate(returns):
+        group = returns[i // 3 * 3 : i // 3 * 3 + 3]
+        for t, value in enumerate(own):
+            alive = [r[t] for r in group if len(r) > t]
+            alone = len(alive) == 1
+            others.append(0 if alone else value - (sum(alive) - value) / (len(alive) - 1))
+            of_step.append(0 if alone else (value - np.mean(alive)) / np.std(alive, ddof=1))
+    args = scaling.Args(gamma=0.9, scale="step")
+    assert scaling.advantages_of(episodes, args)[episodes.mask].tolist() == pytest.approx(of_step)
+    found = scaling.advantages_of(episodes, scaling.Args(gamma=0.9))
+    assert mean_squares(found, episodes) == pytest.approx([1, 1])
+    ratios = found[episodes.mask][:15] / torch.tensor(others[:15])  # of the first group: 1 / std
+    assert ratios[np.array(others[:15]) != 0].std() < 1e-9
+    tie = episodes._replace(rewards=torch.ones_like(episodes.rewards))
+    assert not scaling.advantages_of(tie._replace(mask=tie.mask | True), args).any()
+
+
 def test_what_a_seed_and_a_state_explain():
     """Within two groups of two a variance of 2, between them 7; at t = 1 one group has one left."""
     x = torch.tensor([[[1.0, 9], [3, 0]], [[5, 2], [7, 4]]])
@@ -133,12 +158,47 @@ def test_what_a_seed_and_a_state_explain():
     assert luck.predictions(random, states, 0.0).square().mean() < 0.2  # nothing to see
 
 
-def test_luck_of_noise_is_the_seeds(monkeypatch, capsys):
-    """Noise of σ = 30 a step is nearly all that differs between returns."""
+def test_the_noise_scale_against_a_loop(group_size=3):
+    """By hand of 1, 2 and 3: a signal of 11/3 and a noise of 1 are 9/11 episodes of 3."""
+    assert luck.episodes_needed(torch.tensor([[1.0], [2], [3]]), 3)[0] == pytest.approx(9 / 11)
+    gradients = np.random.default_rng(0).normal([1, 2, 0], 1, (40, 3))
+
+    def ratio(rows):
+        pairs = list(itertools.permutations(rows, 2))
+        signal = np.mean([a @ b for a, b in pairs])  # of unlike gradients: without their noise
+        return signal / np.var(rows, axis=0, ddof=1).sum()
+
+    without = [ratio(np.delete(gradients, i, axis=0)) for i in range(40)]
+    error = 2 * np.sqrt(39 / 40 * np.square(np.subtract(without, np.mean(without))).sum())
+    whole = ratio(gradients)
+    expected = [group_size / x for x in (whole, whole + error, whole - error)]
+    found = luck.episodes_needed(torch.from_numpy(gradients), group_size)
+    assert found == pytest.approx(expected) and expected[2] > 0
+    assert luck.episodes_needed(torch.tensor([[1.0], [-1], [0]]), 3)[0] == np.inf
+
+
+@pytest.mark.parametrize("loss_agg", ["step", "trajectory"])
+def test_gradients_of_groups_are_those_of_the_loss(loss_agg):
+    args = grpo_rtg.Args(loss_agg=loss_agg, ent_coef=0, group_size=3)
+    episodes = make_episodes([[5, 9, 1], [7, 2, 9]], [[True] * 3] * 2)
+    spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (3,))
+    policy = grpo_rtg.Policy(*spaces, args)
+    advantages = grpo_rtg.advantages_of(episodes, args)
+    found = luck.gradients(policy, episodes, advantages, args).sum(0) / episodes.mask.sum()
+    batch = grpo_rtg.make_batch(episodes, advantages, policy, policy, args)
+    grpo_rtg.grpo_loss(policy, batch, args)[0].backward()
+    expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert torch.allclose(-found.float(), expected, rtol=1e-4, atol=1e-6) and expected.any()
+
+
+def test_noise_that_the_seed_fixes_calls_for_seeded_groups(monkeypatch, capsys):
+    """With σ = 30 a step it is nearly all that differs between returns; a group cancels it."""
     monkeypatch.setattr(luck, "NUM_GROUPS", 8)
-    monkeypatch.setattr(luck, "MIN_STEPS", 1)
     luck.main(luck.Args(env_id="docs.examples.noise:Pendulum30-v0"))
-    assert float(re.search(r"returns-to-go (\S+)", capsys.readouterr().out)[1]) > 0.9
+    printed = capsys.readouterr().out
+    assert float(re.search(r"(\S+) is the seed's", printed)[1]) > 0.9
+    needed = re.findall(r"^(?:group|critic).*? (\S+) \(", printed, re.M)
+    assert len(needed) == 3 and float(needed[0]) < min(map(float, needed[1:])) / 2, printed
 
 
 def test_noise_is_the_seeds_alone_and_evaluations_have_none():
