@@ -53,18 +53,6 @@ ZOO = {
     DISPATCH: {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
     | {"learning_rate": "0.001"},
 }
-SB3 = """import json, sys, torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
-torch.set_num_threads(1)
-steps, seed, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-normalize = settings.pop("normalize", False)
-env = make_vec_env("metered:Env-v0", settings.pop("n_envs", 1), seed=seed)
-env = VecNormalize(env, gamma=settings["gamma"]) if normalize else env
-falling = lambda start: lambda remaining: float(start) * remaining
-settings = {k: falling(v) if isinstance(v, str) else v for k, v in settings.items()}
-PPO("MlpPolicy", env, seed=seed, device="cpu", **settings).learn(steps)"""
 COLUMNS = ["env", "variant", "seed", "reached", "steps", "seconds", "start_up", "peak", "day"]
 
 
@@ -75,12 +63,13 @@ def commands(env_id: str, seed: int) -> dict[str, list[str]]:
     found = {}
     sb3 = {"SB3, defaults": {}, "SB3, RL-Zoo's settings": ZOO[env_id]}
     if env_id == DISPATCH:
-        flags.append("--norm-obs")
         del sb3["SB3, defaults"]
-    for name in ("grpo_rtg.py", "ppo.py"):
-        found[name] = [sys.executable, f"{run.ROOT}/{name}", *flags]
     for name, settings in sb3.items():
-        found[name] = [sys.executable, "-c", SB3, steps, str(seed), json.dumps(settings)]
+        sb3_flags = [*flags, "--settings", json.dumps(settings)]
+        found[name] = [sys.executable, f"{run.ROOT}/docs/benchmark/sb3.py", *sb3_flags]
+    own = [*flags, "--norm-obs"] if env_id == DISPATCH else flags
+    for name in ("grpo_rtg.py", "ppo.py"):
+        found[name] = [sys.executable, f"{run.ROOT}/{name}", *own]
     if "CLEANRL" in os.environ and env_id != DISPATCH:
         script = "ppo_continuous_action.py" if env_id == "Pendulum-v1" else "ppo.py"
         script = f"{os.environ['CLEANRL']}/cleanrl/{script}"

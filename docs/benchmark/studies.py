@@ -4,6 +4,7 @@ A study is a function that gives the fields of run.py's Job for each of its runs
 which to run them.
 """
 
+import json
 from functools import partial
 
 STEPS = {
@@ -200,13 +201,15 @@ def dose():
 BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
 BLACKJACK, SMALL = "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
 EXACT = {BLACKJACK: " --eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
-SB3 = "docs/benchmark/sb3.py"  # with VecNormalize
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
 OF_PPO = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
 OF_PPO += ["--gae-lambda 1 --gamma 1"]
 OF_PPO += [f"--num-envs 8 --num-steps 128 --gae-lambda {x}" for x in ("0.98", "1")]
+OF_SB3 = [{"gae_lambda": 0.98}, {"gae_lambda": 1}, {"gae_lambda": 1, "learning_rate": "3e-4"}]
+OF_SB3 += [{"gae_lambda": 1, "gamma": 1}]
+OF_SB3 += [{"n_envs": 8, "n_steps": 128, "gae_lambda": x} for x in (0.98, 1)]  # OF_PPO's six
 TRIED = {  # columns: a script, and four settings
     "outcome": ("grpo_outcome.py", GROUPS),
     "timestep": ("grpo_rtg.py", GROUPS),
@@ -223,6 +226,13 @@ LUCK = {  # environments: steps, and each column's best setting on the tuning se
 }
 
 
+def sb3(number: int) -> str:
+    """SB3's PPO with VecNormalize, ppo.py's settings and one of OF_SB3."""
+    settings = {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
+    settings |= {"learning_rate": "1e-3"} | OF_SB3[number]
+    return f"docs/benchmark/sb3.py --settings {json.dumps(settings, separators=(',', ':'))}"
+
+
 def luck_tuning():
     """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
     for seed in TUNING_SEEDS[:2]:
@@ -232,16 +242,17 @@ def luck_tuning():
                     options_of = f"--norm-obs {options}{EXACT.get(env, '')}"
                     line = command(env, script, options_of, seed, steps)
                     yield env, f"{column} {options}", seed, line
-        for options in OF_PPO:
+        for i, options in enumerate(OF_PPO):
             line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
-            yield DISPATCH, f"SB3 {options}", seed, command(DISPATCH, SB3, options, seed, 200_000)
+            line = command(DISPATCH, sb3(i), "", seed, 200_000)
+            yield DISPATCH, f"SB3 {options}", seed, line
 
 
 UNSEEDED = "docs/examples/regression.py --no-seed-groups --norm-obs "
 CONTROLS = {  # of dispatching: a script with options, and an environment
     "PPO, rewards / 100": (f"ppo.py --norm-obs {OF_PPO[4]}", SMALL),
-    "SB3": (f"{SB3} {OF_PPO[4]}", DISPATCH),
+    "SB3": (sb3(4), DISPATCH),
     "regression, not seeded": (UNSEEDED + LAMBDAS[1], DISPATCH),
 }
 LUCK_COLUMNS = [*TRIED, "PPO, rewards / 100"]

@@ -1,12 +1,12 @@
 """Which baseline suits an environment: a group that shares its seed, any group, or a critic?
 
     python docs/examples/luck.py --env-id Pendulum-v1
-    python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # with a trained policy
+    python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # another policy
 
 Plays 64 groups or more with sampled actions, and takes a policy gradient of each. From their spread
 it estimates how many episodes make the mean gradient as large as its noise, the gradient noise
-scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It changes as a
-policy learns: measure a new one, and one that has learned a little.
+scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It measures a new
+policy, and that after --total-timesteps of training.
 
 Why: a shared seed cancels luck that no action changes, and so the seed's share of the variance of
 returns-to-go. But luck that decides which action is right misleads all its members alike. A critic
@@ -17,6 +17,7 @@ check).
 
 import math
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from grpo_rtg import (
     saved_args,
     set_seeds,
     step_weights,
+    train,
 )
 
 NUM_GROUPS = 64
@@ -155,21 +157,29 @@ def measure(args: Args) -> dict[str, list[float]]:
     }
 
 
-def main(args: Args) -> None:
-    found = measure(args)
-    print(f"{args.env_id}, {'trained' if args.evaluate else 'untrained'}")
-    print("Of the variance of returns-to-go at equal times")
-    print("{:.2f} is the seed's,".format(*found["seed_share"]))
-    print("{:.2f} is predicted from state and time.".format(*found["predicted"]))
-    print("A gradient is as large as its noise with so many episodes (95%):")
+def report(policy: str, found: dict[str, list[float]]) -> None:
+    print(f"With {policy} a gradient is as large as its noise with so many episodes (95%):")
     names = {"shared": "group, one seed", "single": "group, many seeds", "critic": "critic"}
     for key, name in names.items():
-        print(f"{name:<17} {{:6.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
+        print(f"  {name:<17} {{:6.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
+    share, predicted = *found["seed_share"], *found["predicted"]
+    print(f"  Returns-to-go: {share:.2f} is the seed's, {predicted:.2f} predicted")
+
+
+def main(args: Args) -> None:
+    if args.evaluate:
+        return report("this policy", measure(args))
+    report("a new policy", measure(args))
+    with redirect_stdout(None):
+        run = train(args)
+    checkpoint = str(run.dir / "checkpoint.pt")
+    report(f"{run.step:,} steps of training", measure(replace(args, evaluate=checkpoint)))
 
 
 if __name__ == "__main__":
     sys.path.append("")  # modules of --env-id may lie in the current folder
-    args = tyro.cli(Args, description=__doc__)
+    short = Args(exp_name="luck", total_timesteps=50_000, eval_episodes=1)
+    args = tyro.cli(Args, default=short, description=__doc__)
     try:
         main(tyro.cli(Args, default=saved_args(args.evaluate)) if args.evaluate else args)
     except (UserError, ModuleNotFoundError) as error:
