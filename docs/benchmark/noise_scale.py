@@ -20,8 +20,6 @@ sys.path.insert(0, str(run.ROOT))
 import grpo_rtg
 from docs.examples import luck
 
-ENVS = [f"{studies.NOISE}{name}-v0" for name in (*studies.DOSES, "Wind")]
-ENVS = [*ENVS, *studies.LUCK, *studies.STEPS]
 VALUES = ["seed_share", "predicted", "shared", "single", "critic"]
 COLUMNS = ["env", "variant", "seed", *VALUES, "commit", "versions"]
 PATH = run.RESULTS / "noise_scale.csv"
@@ -47,7 +45,7 @@ def measured(env_id: str, seed: int) -> dict[tuple, dict]:
 
 
 def main() -> None:
-    jobs = [(env_id, seed) for seed in studies.TUNING_SEEDS[:3] for env_id in ENVS]
+    jobs = [(env_id, seed) for seed in studies.TUNING_SEEDS[:3] for env_id in studies.ENVS]
     known = run.read(PATH)
     todo = [(env_id, seed) for env_id, seed in jobs if (env_id, "50k", str(seed)) not in known]
     with Pool(os.cpu_count(), maxtasksperchild=1) as pool:

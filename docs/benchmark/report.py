@@ -235,11 +235,35 @@ def seconds_table() -> str:
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
+def noise_scale_table() -> str:
+    """Episodes that a gradient needs: the median of three seeds, and the least and the most."""
+    rows = run.read(run.RESULTS / "noise_scale.csv")
+    baselines = ("shared", "single", "critic")
+    lines = []
+    for env in studies.ENVS:
+        cells = [heading(env, 0).removesuffix(" 0k")]
+        for stage in ("new", "50k"):
+            mine = [row for key, row in rows.items() if key[:2] == (env, stage)]
+            needed = np.array([[row[x].split()[0] for x in baselines] for row in mine], dtype=float)
+            agree = set(needed.argmin(1))  # which is least, with each seed
+            for i, found in enumerate(np.sort(needed, axis=0).T):
+                low, middle, high = (episodes(x) for x in np.quantile(found, [0, 0.5, 1]))
+                mark = "**" * (agree == {i})
+                cells.append(f"{mark}{middle}{mark}<br><sub>{low}…{high}</sub>")
+        lines.append(cells)
+    names = ["one seed", "many seeds", "critic"]
+    return markdown(["new, then after 50k steps", *names, *names], lines)
+
+
+def episodes(number: float) -> str:
+    return "∞" if number >= 10_000 else f"{number:.{int(number < 10)}f}"
+
+
 LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression.py`", "`ppo.py`"]
 LUCK_NAMES.append("`ppo.py`, rewards / 100")
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS += [settings_table]
+MAKERS += [settings_table, noise_scale_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", studies.THREE),

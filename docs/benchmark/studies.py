@@ -270,6 +270,10 @@ def luck():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
 
 
+ENVS = [f"{NOISE}{name}-v0" for name in (*DOSES, "Wind")]  # of noise_scale.py
+ENVS += [*LUCK, *STEPS]
+
+
 def members(env: str = NOISE + "Wind-v0"):
     """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
     for seed in SEEDS[:5]:
