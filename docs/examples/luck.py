@@ -159,11 +159,11 @@ def measure(args: Args) -> dict[str, list[float]]:
 
 def report(policy: str, found: dict[str, list[float]]) -> None:
     print(f"With {policy} a gradient is as large as its noise with so many episodes (95%):")
-    names = {"shared": "group, one seed", "single": "group, many seeds", "critic": "critic"}
+    names = {"shared": "grpo_rtg.py", "single": "--no-seed-groups", "critic": "a critic"}
     for key, name in names.items():
-        print(f"  {name:<17} {{:6.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
+        print(f"  {name:<16} {{:7.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
     share, predicted = *found["seed_share"], *found["predicted"]
-    print(f"  Returns-to-go: {share:.2f} is the seed's, {predicted:.2f} predicted")
+    print(f"  of the returns' variance {share:.2f} is the seed's, {predicted:.2f} predicted\n")
 
 
 def main(args: Args) -> None:
