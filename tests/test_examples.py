@@ -193,7 +193,7 @@ def test_gradients_of_groups_are_those_of_the_loss(loss_agg):
 
 def test_noise_that_the_seed_fixes_calls_for_seeded_groups(monkeypatch, capsys):
     """With σ = 30 a step it is nearly all that differs between returns; a group cancels it."""
-    monkeypatch.setattr(luck, "NUM_GROUPS", 8)
+    monkeypatch.setattr(luck, "NUM_EPISODES", 64)
     noisy = {"env_id": "docs.examples.noise:Pendulum30-v0", "total_timesteps": 1}
     luck.main(luck.Args(**noisy, eval_episodes=1))
     printed = capsys.readouterr().out

@@ -3,8 +3,9 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/noise_scale.py
 
-Measures a new policy of each environment, and one that grpo_rtg.py has trained for 50,000 steps,
-with three tuning seeds. What is in results/noise_scale.csv is not measured again.
+Measures a new policy of each environment, and one that grpo_rtg.py has trained for 50,000 steps;
+on some also groups of other sizes. Three tuning seeds. What is in results/noise_scale.csv is not
+measured again.
 """
 
 import os
@@ -25,33 +26,35 @@ COLUMNS = ["env", "variant", "seed", *VALUES, "commit", "versions"]
 PATH = run.RESULTS / "noise_scale.csv"
 
 
-def measured(env_id: str, seed: int) -> dict[tuple, dict]:
-    """A row for the new policy, and one for the trained one."""
+STAGES = {"new": 8, "50k": 8}  # a policy, and the size of groups
+SIZES = {f"50k, groups of {size}": size for size in (2, 4, 16)}
+SIZED = [*studies.LUCK, f"{studies.NOISE}Wind-v0", "LunarLander-v3"]
+
+
+def measured(env_id: str, stage: str, seed: str) -> dict:
+    """A row of the CSV."""
     norm_obs = env_id in studies.LUCK or env_id.endswith("-v5")
-    args = grpo_rtg.Args(env_id=env_id, seed=seed, norm_obs=norm_obs, total_timesteps=50_000)
-    found = {"new": luck.measure(args)}
+    args = grpo_rtg.Args(env_id=env_id, seed=int(seed), norm_obs=norm_obs, total_timesteps=50_000)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        path = grpo_rtg.train(args).dir / "checkpoint.pt"
-        found["50k"] = luck.measure(replace(args, evaluate=str(path)))
+        if stage != "new":
+            args.evaluate = str(grpo_rtg.train(args).dir / "checkpoint.pt")
+        values = luck.measure(replace(args, group_size=(STAGES | SIZES)[stage]))
         os.chdir(run.ROOT)
+    texts = [" ".join(f"{x:.3g}" for x in values[name]) for name in VALUES]
     about = [run.commit("docs/examples/luck.py"), run.versions()]
-    rows = {}
-    for stage, values in found.items():
-        key = (env_id, stage, str(seed))
-        texts = [" ".join(f"{x:.3g}" for x in values[name]) for name in VALUES]
-        rows[key] = dict(zip(COLUMNS, [*key, *texts, *about]))
-    return rows
+    return dict(zip(COLUMNS, [env_id, stage, seed, *texts, *about]))
 
 
 def main() -> None:
-    jobs = [(env_id, seed) for seed in studies.TUNING_SEEDS[:3] for env_id in studies.ENVS]
-    known = run.read(PATH)
-    todo = [(env_id, seed) for env_id, seed in jobs if (env_id, "50k", str(seed)) not in known]
+    seeds = [str(seed) for seed in studies.TUNING_SEEDS[:3]]
+    keys = [(env_id, stage, seed) for seed in seeds for env_id in studies.ENVS for stage in STAGES]
+    keys += [(env_id, stage, seed) for seed in seeds for env_id in SIZED for stage in SIZES]
+    todo = [key for key in keys if key not in run.read(PATH)]
     with Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        ends = [pool.apply_async(measured, job) for job in todo]
-        for end in ends:
-            run.write(PATH, run.read(PATH) | end.get(), COLUMNS)
+        ends = [pool.apply_async(measured, key) for key in todo]
+        for key, end in zip(todo, ends):
+            run.write(PATH, run.read(PATH) | {key: end.get()}, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python docs/examples/luck.py --env-id Pendulum-v1
     python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # another policy
 
-Plays 64 groups or more with sampled actions, and takes a policy gradient of each. From their spread
-it estimates how many episodes make the mean gradient as large as its noise, the gradient noise
-scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It measures a new
-policy, and that after --total-timesteps of training.
+Plays 512 episodes or more with sampled actions, and takes a policy gradient of each group. From
+their spread it estimates how many episodes make the mean gradient as large as its noise, the
+gradient noise scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It
+measures a new policy, and that after --total-timesteps of training.
 
 Why: a shared seed cancels luck that no action changes, and so the seed's share of the variance of
 returns-to-go. But luck that decides which action is right misleads all its members alike. A critic
@@ -43,7 +43,7 @@ from grpo_rtg import (
     train,
 )
 
-NUM_GROUPS = 64
+NUM_EPISODES = 512
 MIN_STEPS = 5_000
 
 
@@ -126,9 +126,10 @@ def predictions(fitted: Episodes, judged: Episodes, gamma: float) -> Tensor:
 def measure(args: Args) -> dict[str, list[float]]:
     """Shares of the seed and of predictions; with each baseline, the episodes needed."""
     torch.set_num_threads(1)  # as in training: more slow small networks down
-    args = replace(args, num_groups=NUM_GROUPS, minibatch_size=MIN_STEPS)
+    num_groups = NUM_EPISODES // args.group_size
+    args = replace(args, num_groups=num_groups, minibatch_size=MIN_STEPS)
     set_seeds(args.seed)
-    envs = [make_env(args) for _ in range(NUM_GROUPS * args.group_size)]
+    envs = [make_env(args) for _ in range(num_groups * args.group_size)]
     if args.evaluate:
         policy = load_policy(args.evaluate, envs[0], args)
     else:
