@@ -271,7 +271,7 @@ def luck():
 
 
 ENVS = [f"{NOISE}{name}-v0" for name in (*DOSES, "Wind")]  # of noise_scale.py
-ENVS += [*LUCK, *STEPS]
+ENVS += [*LUCK, *(env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1"))]
 
 
 def members(env: str = NOISE + "Wind-v0"):

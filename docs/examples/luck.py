@@ -179,7 +179,7 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     sys.path.append("")  # modules of --env-id may lie in the current folder
-    short = Args(exp_name="luck", total_timesteps=50_000, eval_episodes=1)
+    short = Args(exp_name="luck", total_timesteps=25_000, eval_episodes=1)
     args = tyro.cli(Args, default=short, description=__doc__)
     try:
         main(tyro.cli(Args, default=saved_args(args.evaluate)) if args.evaluate else args)
