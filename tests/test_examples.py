@@ -158,33 +158,29 @@ def test_what_a_seed_and_a_state_explain():
     assert luck.predictions(random, states, 0.0).square().mean() < 0.2  # nothing to see
 
 
-def test_the_noise_scale_against_a_loop(group_size=3):
-    """By hand of 1, 2 and 3: a signal of 11/3 and a noise of 1 are 9/11 episodes of 3."""
-    assert luck.episodes_needed(torch.tensor([[1.0], [2], [3]]), 3)[0] == pytest.approx(9 / 11)
-    gradients = np.random.default_rng(0).normal([1, 2, 0], 1, (40, 3))
-
-    def ratio(rows):
-        pairs = list(itertools.permutations(rows, 2))
-        signal = np.mean([a @ b for a, b in pairs])  # of unlike gradients: without their noise
-        return signal / np.var(rows, axis=0, ddof=1).sum()
-
-    without = [ratio(np.delete(gradients, i, axis=0)) for i in range(40)]
-    error = 2 * np.sqrt(39 / 40 * np.square(np.subtract(without, np.mean(without))).sum())
-    whole = ratio(gradients)
-    expected = [group_size / x for x in (whole, whole + error, whole - error)]
-    found = luck.episodes_needed(torch.from_numpy(gradients), group_size)
-    assert found == pytest.approx(expected) and expected[2] > 0
-    assert luck.episodes_needed(torch.tensor([[1.0], [-1], [0]]), 3)[0] == np.inf
+def test_leave_one_out_and_ratios_of_variances():
+    """By hand: against the others' means; variances of 4 + 0 and 1 + 0."""
+    returns = torch.tensor([[[5.0, 1], [2, 3], [2, 0]]])
+    mask = torch.tensor([[[1, 1], [1, 0], [1, 0]]], dtype=torch.bool)
+    assert luck.leave_one_out(returns, mask).tolist() == [[[3, 0], [-1.5, 0], [-1.5, 0]]]
+    small = torch.tensor([[1.0, 7], [2, 7], [3, 7]])
+    assert luck.ratio(2 * small, small)[0] == pytest.approx(400)
+    rng = np.random.default_rng(0)
+    points = []
+    for _ in range(400):  # a 95% interval holds the truth
+        draws = (torch.from_numpy(rng.normal(0, scale, (64, 30))) for scale in (1.2, 1.0))
+        points.append(luck.ratio(*draws))
+    held = np.mean([low < 144 < high for _, low, high in points])
+    assert 0.92 < held < 0.98 and np.mean(points, axis=0)[0] == pytest.approx(144, rel=0.02)
 
 
-@pytest.mark.parametrize("loss_agg", ["step", "trajectory"])
-def test_gradients_of_groups_are_those_of_the_loss(loss_agg):
-    args = grpo_rtg.Args(loss_agg=loss_agg, ent_coef=0, group_size=3)
+def test_gradients_of_groups_are_those_of_the_loss():
+    args = grpo_rtg.Args(ent_coef=0, group_size=3)
     episodes = make_episodes([[5, 9, 1], [7, 2, 9]], [[True] * 3] * 2)
     spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (3,))
     policy = grpo_rtg.Policy(*spaces, args)
     advantages = grpo_rtg.advantages_of(episodes, args)
-    found = luck.gradients(policy, episodes, advantages, args).sum(0) / episodes.mask.sum()
+    found = luck.gradients(policy, episodes, advantages).sum(0) / episodes.mask.sum()
     batch = grpo_rtg.make_batch(episodes, advantages, policy, policy, args)
     grpo_rtg.grpo_loss(policy, batch, args)[0].backward()
     expected = torch.cat([p.grad.flatten() for p in policy.parameters()])
@@ -196,11 +192,12 @@ def test_noise_that_the_seed_fixes_calls_for_seeded_groups(monkeypatch, capsys):
     monkeypatch.setattr(luck, "NUM_EPISODES", 64)
     noisy = {"env_id": "docs.examples.noise:Pendulum30-v0", "total_timesteps": 1}
     luck.main(luck.Args(**noisy, eval_episodes=1))
-    printed = capsys.readouterr().out
-    assert float(re.search(r"(\S+) is the seed's", printed)[1]) > 0.9
-    shared, *others = map(float, re.findall(r"^  \S.* (\S+) \(", printed.split("With")[1], re.M))
-    assert len(others) == 2 and shared < min(others) / 2, printed
-    assert "steps of training" in printed
+    new, trained = capsys.readouterr().out.split("With ")[1:]
+    assert "a new policy" in new and "3,200 steps of training" in trained
+    for printed in (new, trained):
+        assert float(re.search(r"(\S+) is the seed's", printed)[1]) > 0.9
+        needed = [float(x) for x in re.findall(r"^  (\S+) \(", printed, re.M)]
+        assert len(needed) == 2 and min(needed) > 400, printed
 
 
 def test_noise_is_the_seeds_alone_and_evaluations_have_none():

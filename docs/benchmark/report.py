@@ -144,16 +144,14 @@ def ladder_table() -> str:
 
 def ablations_table() -> str:
     """What an option changes: a row for each, a column for each environment."""
-    found, ladder = load("ablations", 5), load("ladder", 5)
+    found, default = load("ablations", 5), load("ladder", 5)
     options = dict.fromkeys(name for entries in found.values() for name in entries)
-    changed = [option for option in options if option not in ("timestep", "outcome")]
     lines = []
-    for option in [*changed, "--ent-coef 0.001"]:
+    for option in options:
         cells = []
         for env, entries in found.items():
-            rows = entries.get(option, ladder[env]["timestep"])  # it has this bonus
-            base = entries["outcome" if option.startswith("outcome") else "timestep"]
-            samples = values(rows), values(base)
+            base = default[env]["outcome" if option.startswith("outcome") else "timestep"]
+            samples = values(entries[option]), values(base)
             bounds = interval(difference, *samples)
             clear = bounds[0] > 0 or bounds[1] < 0
             cells.append(with_interval(difference(*samples), bounds, form(env), clear))
@@ -255,9 +253,9 @@ def beside_ppo(env: str) -> str:
     return "–"
 
 
-def noise_scale_table() -> str:
+def variances_table() -> str:
     """Episodes that a gradient needs: the median of three seeds, and the least and the most."""
-    rows = run.read(run.RESULTS / "noise_scale.csv")
+    rows = run.read(run.RESULTS / "variances.csv")
     baselines = ("shared", "single", "critic")
     lines = []
     for env in studies.ENVS:
@@ -283,7 +281,7 @@ LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression
 LUCK_NAMES.append("`ppo.py`, rewards / 100")
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS += [settings_table, noise_scale_table]
+MAKERS += [settings_table, variances_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", studies.THREE),

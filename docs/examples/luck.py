@@ -3,10 +3,11 @@
     python docs/examples/luck.py --env-id Pendulum-v1
     python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # another policy
 
-Plays 512 episodes or more with sampled actions, and takes a policy gradient of each group. From
-their spread it estimates how many episodes make the mean gradient as large as its noise, the
-gradient noise scale of arXiv:1812.06162. Fewer are better; inf: there is no gradient to be seen. It
-measures a new policy, and that after --total-timesteps of training.
+With each of them the expected policy gradient is the same, and its variance is not. This plays 512
+episodes or more with sampled actions, takes a gradient of each group, and compares the variances
+(the traces of their covariances): how many episodes of the others make as accurate a gradient as
+100 of groups that share their seeds? Above 100 the seeded group is better. It measures a new
+policy, and that after --total-timesteps of training, for what is best may change.
 
 Why: a shared seed cancels luck that no action changes, and so the seed's share of the variance of
 returns-to-go. But luck that decides which action is right misleads all its members alike. A critic
@@ -33,13 +34,11 @@ from grpo_rtg import (
     Episodes,
     Policy,
     UserError,
-    advantages_of,
     collect_groups,
     load_policy,
     make_env,
     saved_args,
     set_seeds,
-    step_weights,
     train,
 )
 
@@ -47,38 +46,37 @@ NUM_EPISODES = 512
 MIN_STEPS = 5_000
 
 
-def gradients(policy: Policy, episodes: Episodes, advantages: Tensor, args: Args) -> Tensor:
+def leave_one_out(returns: Tensor, mask: Tensor) -> Tensor:
+    """R minus the mean of the other members alive at t, [K, G, T]; one alone gets 0."""
+    alive = mask.sum(1, keepdim=True)
+    return (returns - mean_over(returns, mask, 1)).where(mask, 0) * alive / (alive - 1).clamp(min=1)
+
+
+def gradients(policy: Policy, episodes: Episodes, advantages: Tensor) -> Tensor:
     """Of the sum of Â log π in each group, [K, P]: an iteration's first step is their mean."""
     sizes = episodes.mask.sum((1, 2)).tolist()
-    weighted = (advantages * step_weights(episodes.mask, args.loss_agg))[episodes.mask].float()
-    columns = (column.split(sizes) for column in (episodes.obs, episodes.actions, weighted))
+    columns = (episodes.obs, episodes.actions, advantages[episodes.mask].float())
     found = []
-    for obs, actions, weights in zip(*columns):
+    for obs, actions, weights in zip(*(column.split(sizes) for column in columns)):
         objective = (weights * policy(obs).log_prob(actions)).sum()
         parts = torch.autograd.grad(objective, list(policy.parameters()))
         found.append(torch.cat([part.flatten() for part in parts]).double())
     return torch.stack(found)
 
 
-def signal_to_noise(square: Tensor, squares: Tensor, n: int) -> Tensor:
-    """‖E g‖² / tr Cov g, each without bias, from ‖Σ g‖² and Σ ‖g‖² of n gradients g."""
-    signal = (square - squares) / (n * (n - 1))
-    noise = (squares - square / n) / (n - 1)
-    return signal / noise
+def variance(gradients: Tensor) -> tuple[float, float]:
+    """The trace of the covariance of gradients [K, P], and its standard error over itself."""
+    distances = (gradients - gradients.mean(0)).square().sum(1)
+    error = distances.std() / len(distances) ** 0.5
+    return distances.sum().item() / (len(distances) - 1), (error / distances.mean()).item()
 
 
-def episodes_needed(gradients: Tensor, group_size: int) -> list[float]:
-    """The noise scale of gradients [K, P] in episodes, and its 95% interval by the jackknife."""
-    n = len(gradients)
-    total = gradients.sum(0)
-    square = total.square().sum()
-    each = gradients.square().sum(1)
-    ratio = signal_to_noise(square, each.sum(), n)
-    without = square - 2 * gradients @ total + each  # ‖Σ g‖² without each one
-    ratios = signal_to_noise(without, each.sum() - each, n - 1)
-    error = 2 * ((n - 1) * ratios.var(correction=0)).sqrt()
-    bounds = (ratio, ratio + error, ratio - error)
-    return [group_size / x.item() if x > 0 else math.inf for x in bounds]
+def ratio(gradients: Tensor, reference: Tensor) -> list[float]:
+    """100 times one variance over another, and its 95% interval: in logarithms, ± 2 errors."""
+    (top, top_error), (bottom, bottom_error) = variance(gradients), variance(reference)
+    point = 100 * top / bottom
+    factor = math.exp(2 * math.hypot(top_error, bottom_error))
+    return [point, point / factor, point * factor]
 
 
 def mean_over(x: Tensor, mask: Tensor, dim: int | tuple) -> Tensor:
@@ -124,7 +122,7 @@ def predictions(fitted: Episodes, judged: Episodes, gamma: float) -> Tensor:
 
 
 def measure(args: Args) -> dict[str, list[float]]:
-    """Shares of the seed and of predictions; with each baseline, the episodes needed."""
+    """Shares of the seed and of predictions, and each baseline's variance beside the group's."""
     torch.set_num_threads(1)  # as in training: more slow small networks down
     num_groups = NUM_EPISODES // args.group_size
     args = replace(args, num_groups=num_groups, minibatch_size=MIN_STEPS)
@@ -145,26 +143,22 @@ def measure(args: Args) -> dict[str, list[float]]:
     single_to_go = discounted_sums(single.rewards, args.gamma)
     rest = (single_to_go - predictions(others, single, args.gamma)).where(single.mask, 0)
     left = rest[single.mask].square().sum() / squares(single_to_go, single.mask, (0, 1)).sum()
-
-    def needed(episodes: Episodes, advantages: Tensor) -> list[float]:
-        return episodes_needed(gradients(policy, episodes, advantages, args), args.group_size)
-
+    of_seeded = gradients(policy, shared, leave_one_out(to_go, shared.mask))
+    of_single = gradients(policy, single, leave_one_out(single_to_go, single.mask))
     return {
-        "seed_share": [max(seed_share(to_go, shared.mask), 0.0)],  # an estimate may be below 0
-        "predicted": [max(1 - left.item(), 0.0)],
-        "shared": needed(shared, advantages_of(shared, args)),
-        "single": needed(single, advantages_of(single, args)),
-        "critic": needed(single, rest),
+        "seed_share": [max(seed_share(to_go, shared.mask), 0)],  # an estimate may be below 0
+        "predicted": [max(1 - left.item(), 0)],
+        "single": ratio(of_single, of_seeded),
+        "critic": ratio(gradients(policy, single, rest), of_seeded),
     }
 
 
 def report(policy: str, found: dict[str, list[float]]) -> None:
-    print(f"With {policy} a gradient is as large as its noise with so many episodes (95%):")
-    names = {"shared": "grpo_rtg.py", "single": "--no-seed-groups", "critic": "a critic"}
-    for key, name in names.items():
-        print(f"  {name:<16} {{:7.1f}} ({{:.1f}} to {{:.1f}})".format(*found[key]))
+    print(f"With {policy}, 100 episodes of grpo_rtg.py make as accurate a gradient as")
+    print("  {:.0f} ({:.0f} to {:.0f}) with --no-seed-groups".format(*found["single"]))
+    print("  {:.0f} ({:.0f} to {:.0f}) with a critic, as in ppo.py".format(*found["critic"]))
     share, predicted = *found["seed_share"], *found["predicted"]
-    print(f"  of the returns' variance {share:.2f} is the seed's, {predicted:.2f} predicted\n")
+    print(f"Of the returns' variance {share:.2f} is the seed's, {predicted:.2f} predicted.")
 
 
 def main(args: Args) -> None:
@@ -179,7 +173,7 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     sys.path.append("")  # modules of --env-id may lie in the current folder
-    short = Args(exp_name="luck", total_timesteps=25_000, eval_episodes=1)
+    short = Args(exp_name="luck", total_timesteps=50_000, eval_episodes=1)
     args = tyro.cli(Args, default=short, description=__doc__)
     try:
         main(tyro.cli(Args, default=saved_args(args.evaluate)) if args.evaluate else args)

@@ -1,10 +1,10 @@
-"""How many episodes a gradient needs with each baseline, by docs/examples/luck.py.
+"""The variance of gradients with each baseline, by docs/examples/luck.py.
 
     pip install -r docs/benchmark/requirements.txt
-    python docs/benchmark/noise_scale.py
+    python docs/benchmark/variances.py
 
-Measures a new policy of each environment, and one that grpo_rtg.py has trained for 25,000 steps;
-on some also groups of other sizes. Three tuning seeds. What is in results/noise_scale.csv is not
+Measures a new policy of each environment, and one that grpo_rtg.py has trained for 50,000 steps;
+on some also groups of other sizes. Three tuning seeds. What is in results/variances.csv is not
 measured again.
 """
 
@@ -21,20 +21,20 @@ sys.path.insert(0, str(run.ROOT))
 import grpo_rtg
 from docs.examples import luck
 
-VALUES = ["seed_share", "predicted", "shared", "single", "critic"]
+VALUES = ["seed_share", "predicted", "single", "critic"]
 COLUMNS = ["env", "variant", "seed", *VALUES, "commit", "versions"]
-PATH = run.RESULTS / "noise_scale.csv"
+PATH = run.RESULTS / "variances.csv"
 
 
-STAGES = {"new": 8, "25k": 8}  # a policy, and the size of groups
-SIZES = {f"25k, groups of {size}": size for size in (2, 4, 16)}
+STAGES = {"new": 8, "50k": 8}  # a policy, and the size of groups
+SIZES = {f"50k, groups of {size}": size for size in (2, 4, 16)}
 SIZED = [*studies.LUCK, f"{studies.NOISE}Wind-v0", "LunarLander-v3"]
 
 
 def measured(env_id: str, stage: str, seed: str) -> dict:
     """A row of the CSV."""
     norm_obs = env_id in studies.LUCK or env_id.endswith("-v5")
-    args = grpo_rtg.Args(env_id=env_id, seed=int(seed), norm_obs=norm_obs, total_timesteps=25_000)
+    args = grpo_rtg.Args(env_id=env_id, seed=int(seed), norm_obs=norm_obs, total_timesteps=50_000)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         if stage != "new":
