@@ -235,8 +235,8 @@ def seconds_table() -> str:
     return markdown(["", *heads, "start-up, s", "memory, MiB"], lines)
 
 
-def beside_ppo(env: str) -> str:
-    """By how much grpo_rtg.py ends above ppo.py; bold if that is clear of 0."""
+def beside_ppo(env: str) -> tuple[float, float, float]:
+    """By how much grpo_rtg.py ends above ppo.py, and the interval; 0 where both were not run."""
     for study, own, ppo in (
         ("dose", "seeded", "PPO"),
         ("luck", "timestep", "PPO, rewards / 100"),
@@ -247,34 +247,34 @@ def beside_ppo(env: str) -> str:
         found = load(study, 3).get(env, {})
         if {own, ppo} <= found.keys():
             samples = values(found[own]), values(found[ppo])
-            low, high = interval(difference, *samples)
-            mark = "**" if low > 0 or high < 0 else ""
-            return f"{mark}{format(difference(*samples), form(env))}{mark}"
-    return "–"
+            return difference(*samples), *interval(difference, *samples)
+    return 0.0, 0.0, 0.0
+
+
+def variances(env: str, stage: str, name: str) -> np.ndarray:
+    """What luck.py measured with each of the three seeds, in order."""
+    rows = run.read(run.RESULTS / "variances.csv")
+    found = [row[name].split()[0] for key, row in rows.items() if key[:2] == (env, stage)]
+    return np.sort(np.array(found, dtype=float))
 
 
 def variances_table() -> str:
-    """Episodes that a gradient needs: the median of three seeds, and the least and the most."""
-    rows = run.read(run.RESULTS / "variances.csv")
-    baselines = ("shared", "single", "critic")
+    """Medians of three seeds, and the least and the most; new policies and trained ones."""
     lines = []
     for env in studies.ENVS:
         cells = [heading(env, 0).removesuffix(" 0k")]
-        for stage in ("new", "25k"):
-            mine = [row for key, row in rows.items() if key[:2] == (env, stage)]
-            needed = np.array([[row[x].split()[0] for x in baselines] for row in mine], dtype=float)
-            agree = set(needed.argmin(1))  # which is least, with each seed
-            for i, found in enumerate(np.sort(needed, axis=0).T):
-                low, middle, high = (episodes(x) for x in np.quantile(found, [0, 0.5, 1]))
-                mark = "**" if agree == {i} else ""
-                cells.append(f"{mark}{middle}{mark}<br><sub>{low}…{high}</sub>")
-        lines.append([*cells, beside_ppo(env)])
-    names = ["one seed", "many seeds", "critic"]
-    return markdown(["new, then after 25k steps", *names, *names, "less `ppo.py`"], lines)
-
-
-def episodes(number: float) -> str:
-    return "∞" if number >= 10_000 else f"{number:.{int(number < 10)}f}"
+        for name in ("seed_share", "predicted"):
+            medians = (np.median(variances(env, stage, name)) for stage in ("new", "50k"))
+            cells.append(", ".join(f"{x:.2f}" for x in medians))
+        for stage in ("new", "50k"):
+            for name in ("single", "critic"):
+                low, middle, high = np.quantile(variances(env, stage, name), [0, 0.5, 1])
+                cells.append(with_interval(middle, (low, high), ".0f"))
+        point, low, high = beside_ppo(env)
+        mark = "**" if low > 0 or high < 0 else ""
+        lines.append([*cells, f"{mark}{format(point, form(env))}{mark}"])
+    names = ["many seeds", "critic"]
+    return markdown(["", "the seed's", "predicted", *names, *names, "less `ppo.py`"], lines)
 
 
 LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression.py`", "`ppo.py`"]

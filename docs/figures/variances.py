@@ -1,0 +1,51 @@
+"""variances.svg: what luck.py measures, beside what was best.
+
+    pip install -r docs/benchmark/requirements.txt
+    python docs/figures/variances.py
+
+A dot is the median of three seeds, a line their range, of a policy trained for 50,000 steps.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from draw import TEXT, save, use_style
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
+import report
+import studies
+
+COLOURS = {"grpo_rtg.py": "#0072B2", "ppo.py": "#D55E00", "neither": TEXT}  # which was better
+
+
+def main() -> None:
+    use_style()
+    figure, panel = plt.subplots(figsize=(9, 5), layout="constrained")
+    envs = sorted(studies.ENVS, key=lambda env: np.median(report.variances(env, "50k", "critic")))
+    for y, env in enumerate(envs):
+        _, low, high = report.beside_ppo(env)
+        better = "grpo_rtg.py" if low > 0 else "ppo.py" if high < 0 else "neither"
+        for stage, filled in (("new", False), ("50k", True)):
+            found = report.variances(env, stage, "critic")
+            style = {"color": COLOURS[better], "alpha": 1 if filled else 0.5}
+            height = y + (0.12 if filled else -0.12)
+            panel.plot(found[[0, -1]], [height] * 2, linewidth=1.5, **style)
+            face = COLOURS[better] if filled else "none"
+            panel.plot(np.median(found), height, "o", markerfacecolor=face, **style)
+    panel.set_xscale("log")
+    panel.axvline(100, color=TEXT, linewidth=1, linestyle=":")
+    panel.set_yticks(range(len(envs)), [report.heading(env, 0)[:-3] for env in envs])
+    panel.set_xlabel(
+        "episodes with a critic whose gradient is as accurate as that of 100 of a group"
+    )
+    panel.spines[["top", "right"]].set_visible(False)
+    for better, colour in COLOURS.items():
+        panel.plot([], [], "o", color=colour, label=f"{better} ended higher")
+    panel.legend(frameon=False, loc="lower right")
+    save(figure, "variances")
+
+
+if __name__ == "__main__":
+    main()
