@@ -163,8 +163,11 @@ def test_leave_one_out_and_ratios_of_variances():
     returns = torch.tensor([[[5.0, 1], [2, 3], [2, 0]]])
     mask = torch.tensor([[[1, 1], [1, 0], [1, 0]]], dtype=torch.bool)
     assert luck.leave_one_out(returns, mask).tolist() == [[[3, 0], [-1.5, 0], [-1.5, 0]]]
+    assert not luck.leave_one_out(returns * 0 + 0.1, mask).any()
     small = torch.tensor([[1.0, 7], [2, 7], [3, 7]])
     assert luck.ratio(2 * small, small)[0] == pytest.approx(400)
+    with pytest.raises(grpo_rtg.UserError, match="All groups tie"):
+        luck.ratio(small, 0 * small)
     rng = np.random.default_rng(0)
     points = []
     for _ in range(400):  # a 95% interval holds the truth
@@ -196,7 +199,7 @@ def test_noise_that_the_seed_fixes_calls_for_seeded_groups(monkeypatch, capsys):
     assert "a new policy" in new and "3,200 steps of training" in trained
     for printed in (new, trained):
         assert float(re.search(r"(\S+) is the seed's", printed)[1]) > 0.9
-        needed = [float(x) for x in re.findall(r"^  (\S+) \(", printed, re.M)]
+        needed = [float(x) for x in re.findall(r"^  (\S+) \(", printed, re.MULTILINE)]
         assert len(needed) == 2 and min(needed) > 400, printed
 
 

@@ -218,7 +218,7 @@ TRIED = {  # columns: a script, and four settings
 LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
     DISPATCH: (200_000, (1, 1, 2, 1, 4)),
     BACKLOG: (200_000, (1, 2, 1, 1, 4)),
-    LOST_SALES: (200_000, (1, 2, 1, 1, 4)),
+    LOST_SALES: (200_000, (1, 2, 1, 1, 4)),  # Backlog's
     PUSHES: (100_000, (1, 1, 1, 1, 4)),
     BLACKJACK: (100_000, (1, 1, 1, 1, 4)),
 }
@@ -234,7 +234,8 @@ def sb3(number: int) -> str:
 def luck_tuning():
     """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
     for seed in TUNING_SEEDS[:2]:
-        for env, (steps, _) in LUCK.items():
+        for env in (DISPATCH, BACKLOG, PUSHES, BLACKJACK):  # LostSales has Backlog's
+            steps = LUCK[env][0]
             for column, (script, settings) in TRIED.items():
                 for options in settings:
                     options_of = f"--norm-obs {options}{EXACT.get(env, '')}"
@@ -268,8 +269,9 @@ def luck():
             yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
 
 
-ENVS = [f"{NOISE}{name}-v0" for name in (*DOSES, "Wind")]  # of variances.py
-ENVS += [*LUCK, *(env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1"))]
+ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in (*DOSES[:4], "Wind"))]  # of variances.py
+ENVS += [env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1")]
+ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 
 
 def members(env: str = NOISE + "Wind-v0"):

@@ -3,8 +3,8 @@
     python docs/examples/luck.py --env-id Pendulum-v1
     python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # another policy
 
-With each of them the expected policy gradient is the same, and its variance is not. This plays 512
-episodes or more with sampled actions, takes a gradient of each group, and compares the variances
+With each of them the expected policy gradient is the same, and its variance is not. This plays
+about 512 episodes with sampled actions, takes a gradient of each group, and compares the variances
 (the traces of their covariances): how many episodes of the others make as accurate a gradient as
 100 of groups that share their seeds? Above 100 the seeded group is better. It measures a new
 policy, and that after --total-timesteps of training, for what is best may change.
@@ -12,8 +12,13 @@ policy, and that after --total-timesteps of training, for what is best may chang
 Why: a shared seed cancels luck that no action changes, and so the seed's share of the variance of
 returns-to-go. But luck that decides which action is right misleads all its members alike. A critic
 cancels what can be predicted from the state; here that is the regression of regression.py, fitted
-to as many other episodes. If steps ignore the seed its share is 0, too (docs/environments.md has a
-check).
+to as many other episodes. Luck of steps that ignore the seed nobody cancels (docs/environments.md
+has a check).
+
+The group's mean is that of the other members, whose expectation is right; no advantage is divided
+by std, and the critic has no λ: --baseline and --norm-std do nothing here. Steps of a group's last
+member alive are left out of all three. Where few groups have most of the variance an interval is
+too narrow.
 """
 
 import math
@@ -34,6 +39,7 @@ from grpo_rtg import (
     Episodes,
     Policy,
     UserError,
+    check_args,
     collect_groups,
     load_policy,
     make_env,
@@ -47,13 +53,15 @@ MIN_STEPS = 5_000
 
 
 def leave_one_out(returns: Tensor, mask: Tensor) -> Tensor:
-    """R minus the mean of the other members alive at t, [K, G, T]; one alone gets 0."""
+    """R minus the mean of the other members alive at t, [K, G, T]; one alone and ties get 0."""
     alive = mask.sum(1, keepdim=True)
-    return (returns - mean_over(returns, mask, 1)).where(mask, 0) * alive / (alive - 1).clamp(min=1)
+    differences = (returns - mean_over(returns, mask, 1)).where(mask, 0)
+    tied = differences.abs().amax((1, 2)) <= 1e-7 * returns.abs().amax((1, 2))
+    return (differences * alive / (alive - 1).clamp(min=1)).where(~tied[:, None, None], 0)
 
 
 def gradients(policy: Policy, episodes: Episodes, advantages: Tensor) -> Tensor:
-    """Of the sum of Â log π in each group, [K, P]: an iteration's first step is their mean."""
+    """Of the sum of Â log π in each group, [K, P]."""
     sizes = episodes.mask.sum((1, 2)).tolist()
     columns = (episodes.obs, episodes.actions, advantages[episodes.mask].float())
     found = []
@@ -74,6 +82,8 @@ def variance(gradients: Tensor) -> tuple[float, float]:
 def ratio(gradients: Tensor, reference: Tensor) -> list[float]:
     """100 times one variance over another, and its 95% interval: in logarithms, ± 2 errors."""
     (top, top_error), (bottom, bottom_error) = variance(gradients), variance(reference)
+    if not (top > 0 and bottom > 0):
+        raise UserError("All groups tie: nothing can be said.")
     point = 100 * top / bottom
     factor = math.exp(2 * math.hypot(top_error, bottom_error))
     return [point, point / factor, point * factor]
@@ -124,7 +134,10 @@ def predictions(fitted: Episodes, judged: Episodes, gamma: float) -> Tensor:
 def measure(args: Args) -> dict[str, list[float]]:
     """Shares of the seed and of predictions, and each baseline's variance beside the group's."""
     torch.set_num_threads(1)  # as in training: more slow small networks down
+    check_args(args)
     num_groups = NUM_EPISODES // args.group_size
+    if num_groups < 8:
+        raise UserError(f"--group-size must be at most {NUM_EPISODES // 8}.")
     args = replace(args, num_groups=num_groups, minibatch_size=MIN_STEPS)
     set_seeds(args.seed)
     envs = [make_env(args) for _ in range(num_groups * args.group_size)]
@@ -136,13 +149,11 @@ def measure(args: Args) -> dict[str, list[float]]:
     single = collect_groups(envs, policy, replace(args, seed_groups=False))
     others = collect_groups(envs, policy, replace(args, seed_groups=False))
 
-    returns = shared.rewards.sum(-1)
-    if returns.std() <= 1e-7 * returns.abs().max():
-        raise UserError("All returns tie: nothing can be said.")
     to_go = discounted_sums(shared.rewards, args.gamma)
     single_to_go = discounted_sums(single.rewards, args.gamma)
     rest = (single_to_go - predictions(others, single, args.gamma)).where(single.mask, 0)
     left = rest[single.mask].square().sum() / squares(single_to_go, single.mask, (0, 1)).sum()
+    rest = rest.where(single.mask.sum(1, keepdim=True) > 1, 0)  # as in a group
     of_seeded = gradients(policy, shared, leave_one_out(to_go, shared.mask))
     of_single = gradients(policy, single, leave_one_out(single_to_go, single.mask))
     return {
@@ -154,9 +165,9 @@ def measure(args: Args) -> dict[str, list[float]]:
 
 
 def report(policy: str, found: dict[str, list[float]]) -> None:
-    print(f"With {policy}, 100 episodes of grpo_rtg.py make as accurate a gradient as")
-    print("  {:.0f} ({:.0f} to {:.0f}) with --no-seed-groups".format(*found["single"]))
-    print("  {:.0f} ({:.0f} to {:.0f}) with a critic, as in ppo.py".format(*found["critic"]))
+    print(f"With {policy}, 100 episodes in groups that share a seed make as good a gradient as")
+    print("  {:.0f} ({:.0f} to {:.0f}) in groups that do not".format(*found["single"]))
+    print("  {:.0f} ({:.0f} to {:.0f}) with a critic".format(*found["critic"]))
     share, predicted = *found["seed_share"], *found["predicted"]
     print(f"Of the returns' variance {share:.2f} is the seed's, {predicted:.2f} predicted.")
 

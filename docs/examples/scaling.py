@@ -3,10 +3,10 @@
     python docs/examples/scaling.py --env-id CartPole-v1 --scale leave-one-out
     python docs/examples/scaling.py --env-id CartPole-v1 --scale step
 
-With the n members still alive at t, b is their mean of R. Against the mean of the others alone
-(RLOO, arXiv:2402.14740) R - b is n / (n - 1) times as large, which matters where members end at
-different times; the group's std divides it. With --scale step the n members' own std does.
-The last one alive gets 0. All else is grpo_rtg.py's.
+With the n members still alive at t, b is their mean of R. R minus the mean of the others alone
+(RLOO, arXiv:2402.14740) is n / (n - 1) times R - b, which matters where members end at different
+times; the group's std divides it. With --scale step the n members' own std divides R - b. The last
+one alive gets 0. All else is grpo_rtg.py's.
 """
 
 import sys
