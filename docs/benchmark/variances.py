@@ -4,8 +4,8 @@
     python docs/benchmark/variances.py
 
 Measures a new policy of each environment, and one that grpo_rtg.py has trained for 50,000 steps;
-on some also groups of other sizes. Three tuning seeds. What is in results/variances.csv is not
-measured again.
+on some also groups of other sizes. Three tuning seeds, 512 episodes each. What is in
+results/variances.csv is not measured again.
 """
 
 import os
@@ -25,6 +25,7 @@ from docs.examples import luck
 VALUES = ["seed_share", "predicted", "single", "critic"]
 COLUMNS = ["env", "variant", "seed", *VALUES, "commit", "versions"]
 PATH = run.RESULTS / "variances.csv"
+luck.NUM_EPISODES = 512
 STAGES = {"new": 8, "50k": 8}  # a policy, and the size of groups
 SIZES = {f"50k, groups of {size}": size for size in (2, 4, 16)}
 SIZED = [studies.DISPATCH, studies.BLACKJACK, f"{studies.NOISE}Wind-v0"]

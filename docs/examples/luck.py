@@ -4,7 +4,7 @@
     python docs/examples/luck.py --evaluate runs/<run>/checkpoint.pt    # another policy
 
 With each of them the expected policy gradient is the same, and its variance is not. This plays
-about 512 episodes with sampled actions, takes a gradient of each group, and compares the variances
+about 1024 episodes with sampled actions, takes a gradient of each group, and compares the variances
 (the traces of their covariances): how many episodes of the others make as accurate a gradient as
 100 of groups that share their seeds? Above 100 the seeded group is better. It measures a new
 policy, and that after --total-timesteps of training, for what is best may change.
@@ -48,7 +48,7 @@ from grpo_rtg import (
     train,
 )
 
-NUM_EPISODES = 512
+NUM_EPISODES = 1024
 MIN_STEPS = 5_000
 
 
