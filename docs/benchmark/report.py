@@ -278,7 +278,8 @@ def variances_table() -> str:
 
 
 LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression.py`", "`ppo.py`"]
-LUCK_NAMES.append("`ppo.py`, rewards / 100")
+LUCK_NAMES += ["`ppo.py`, rewards / 100", "SB3's PPO"]
+LUCK_COLUMNS = [*studies.LUCK_COLUMNS, "SB3"]
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
 MAKERS += [settings_table, variances_table]
@@ -287,7 +288,7 @@ TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "million": partial(returns_table, "million", studies.THREE),
     "unseen": partial(returns_table, "unseen", studies.THREE),
     "dose": partial(returns_table, "dose", studies.DOSE, DOSE_NAMES),
-    "luck": partial(returns_table, "luck", studies.LUCK_COLUMNS, LUCK_NAMES),
+    "luck": partial(returns_table, "luck", LUCK_COLUMNS, LUCK_NAMES),
 }
 
 
