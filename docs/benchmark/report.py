@@ -252,24 +252,24 @@ def beside_ppo(env: str) -> tuple[float, float, float]:
 
 
 def variances(env: str, stage: str, name: str) -> np.ndarray:
-    """What luck.py measured with each of the three seeds, in order."""
+    """What luck.py measured with each of the two seeds, in order."""
     rows = run.read(run.RESULTS / "variances.csv")
     found = [row[name].split()[0] for key, row in rows.items() if key[:2] == (env, stage)]
     return np.sort(np.array(found, dtype=float))
 
 
 def variances_table() -> str:
-    """Medians of three seeds, and the least and the most; new policies and trained ones."""
+    """Means of two seeds, and both of them; new policies, and trained ones."""
     lines = []
     for env in studies.ENVS:
         cells = [heading(env, 0).removesuffix(" 0k")]
         for name in ("seed_share", "predicted"):
-            medians = (np.median(variances(env, stage, name)) for stage in ("new", "50k"))
-            cells.append(", ".join(f"{x:.2f}" for x in medians))
+            means = (variances(env, stage, name).mean() for stage in ("new", "50k"))
+            cells.append(", ".join(f"{x:.2f}" for x in means))
         for stage in ("new", "50k"):
             for name in ("single", "critic"):
-                low, middle, high = np.quantile(variances(env, stage, name), [0, 0.5, 1])
-                cells.append(with_interval(middle, (low, high), ".0f"))
+                found = variances(env, stage, name)
+                cells.append(with_interval(found.mean(), (found[0], found[-1]), ".0f"))
         point, low, high = beside_ppo(env)
         mark = "**" if low > 0 or high < 0 else ""
         lines.append([*cells, f"{mark}{format(point, form(env))}{mark}"])

@@ -3,7 +3,8 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/figures/variances.py
 
-A dot is the median of three seeds, a line their range, of a policy trained for 50,000 steps.
+A line goes from one seed to the other: below, of a new policy, above, of one trained for 50,000
+steps.
 """
 
 import sys
