@@ -236,13 +236,14 @@ def luck_tuning():
     for seed in TUNING_SEEDS[:2]:
         for env in (DISPATCH, BACKLOG, PUSHES, BLACKJACK):  # LostSales has Backlog's
             steps = LUCK[env][0]
+            norm = "--norm-obs --ent-coef 0" if env in (DISPATCH, BACKLOG) else "--norm-obs"
             for column, (script, settings) in TRIED.items():
                 for options in settings:
-                    options_of = f"--norm-obs {options}{EXACT.get(env, '')}"
-                    line = command(env, script, options_of, seed, steps)
+                    flags_of = f"{norm} {options}{EXACT.get(env, '')}"
+                    line = command(env, script, flags_of, seed, steps)
                     yield env, f"{column} {options}", seed, line
         for i, options in enumerate(OF_PPO):
-            line = command(SMALL, "ppo.py", f"--norm-obs {options}", seed, 200_000)
+            line = command(SMALL, "ppo.py", f"--norm-obs --ent-coef 0 {options}", seed, 200_000)
             yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
             line = command(DISPATCH, sb3(i), "", seed, 200_000)
             yield DISPATCH, f"SB3 {options}", seed, line
