@@ -271,8 +271,9 @@ def variances_table() -> str:
                 found = variances(env, stage, name)
                 cells.append(with_interval(found.mean(), (found[0], found[-1]), ".0f"))
         point, low, high = beside_ppo(env)
-        mark = "**" if low > 0 or high < 0 else ""
-        lines.append([*cells, f"{mark}{format(point, form(env))}{mark}"])
+        shown = format(point, form(env))
+        clear = (low > 0 or high < 0) and float(shown) != 0
+        lines.append([*cells, f"**{shown}**" if clear else shown])
     names = ["many seeds", "critic"]
     return markdown(["", "the seed's", "predicted", *names, *names, "less `ppo.py`"], lines)
 

@@ -37,13 +37,17 @@ def main() -> None:
             panel.plot(np.median(found), height, "o", markerfacecolor=face, **style)
     panel.set_xscale("log")
     panel.axvline(100, color=TEXT, linewidth=1, linestyle=":")
+    panel.annotate("a critic is better ", (100, -1), ha="right", va="center", fontsize=9)
+    panel.annotate(" a shared seed is better", (100, -1), ha="left", va="center", fontsize=9)
+    panel.set_ylim(-1.6, len(envs) - 0.4)
     panel.set_yticks(range(len(envs)), [report.heading(env, 0)[:-3] for env in envs])
-    panel.set_xlabel(
-        "episodes with a critic whose gradient is as accurate as that of 100 of a group"
-    )
+    panel.set_xticks([30, 100, 1000, 10_000], ["30", "100", "1,000", "10,000"])
+    panel.set_xlabel("episodes with a critic for as good a gradient as 100 with a shared seed")
     panel.spines[["top", "right"]].set_visible(False)
     for better, colour in COLOURS.items():
         panel.plot([], [], "o", color=colour, label=f"{better} ended higher")
+    panel.plot([], [], "o", color=TEXT, markerfacecolor="none", alpha=0.5, label="a new policy")
+    panel.plot([], [], "o", color=TEXT, label="trained for 50,000 steps")
     panel.legend(frameon=False, loc="lower right")
     save(figure, "variances")
 
