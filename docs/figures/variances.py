@@ -26,8 +26,10 @@ def main() -> None:
     figure, panel = plt.subplots(figsize=(9, 5), layout="constrained")
     envs = sorted(studies.ENVS, key=lambda env: np.median(report.variances(env, "50k", "critic")))
     for y, env in enumerate(envs):
-        _, low, high = report.beside_ppo(env)
+        point, low, high = report.beside_ppo(env)
         better = "grpo_rtg.py" if low > 0 else "ppo.py" if high < 0 else "neither"
+        if float(format(point, report.form(env))) == 0:
+            better = "neither"
         for stage, filled in (("new", False), ("50k", True)):
             found = report.variances(env, stage, "critic")
             style = {"color": COLOURS[better], "alpha": 1 if filled else 0.5}
