@@ -244,7 +244,7 @@ def beside_ppo(env: str) -> tuple[float, float, float]:
         ("members", "8x4", "PPO"),
         ("ladder", "timestep", "PPO"),
     ):
-        found = load(study, 3).get(env, {})
+        found = load(study).get(env, {})
         if {own, ppo} <= found.keys():
             samples = values(found[own]), values(found[ppo])
             return difference(*samples), *interval(difference, *samples)
