@@ -274,8 +274,8 @@ def variances_table() -> str:
         shown = format(point, form(env))
         clear = (low > 0 or high < 0) and float(shown) != 0
         lines.append([*cells, f"**{shown}**" if clear else shown])
-    names = ["many seeds", "critic"]
-    return markdown(["", "the seed's", "predicted", *names, *names, "less `ppo.py`"], lines)
+    names = [f"{name}, {stage}" for stage in ("new", "50k") for name in ("many seeds", "critic")]
+    return markdown(["", "the seed's", "predicted", *names, "less `ppo.py`"], lines)
 
 
 LUCK_NAMES = [*SCRIPT_NAMES[::2], "`grpo_rtg.py --no-seed-groups`", "`regression.py`", "`ppo.py`"]
