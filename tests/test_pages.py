@@ -201,6 +201,14 @@ def test_a_row_is_what_the_script_gives(tmp_path):
     assert row["command"] == COMMAND and row["commit"] and "torch 2" in row["versions"]
 
 
+def test_most_seeds_then_the_highest_return_choose_the_discounts(monkeypatch):
+    studies = importlib.import_module("studies")
+    ends = {"0.9": [(-100, -100)], "0.95": [(-150, -150)] * 2, "0.99": [(-140, -180), (-150, -200)]}
+    tried = {("Pendulum-v1", f"timestep --gamma {x}"): ends[x] for x in ends}
+    monkeypatch.setattr(studies, "tried", lambda: tried)
+    assert studies.best("Pendulum-v1", "timestep") == " --gamma 0.99"
+
+
 OLD_SCRIPT = """
 import pathlib
 pathlib.Path("runs", "a").mkdir(parents=True)

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,7 +25,7 @@ DOCS = Path(__file__).parents[1]
 THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
 THRESHOLD[studies.DISPATCH] = -168  # the better rule of thumb
 SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
-NAMES = {"regression": "regr.", "regression, λ = 1": "regr., λ = 1", "PPO": "ppo.py"}
+NAMES = {"regression": "regr.", "PPO": "ppo.py"}
 SCRIPT_NAMES = ["`grpo_outcome.py`", "`grpo_process.py`", "`grpo_rtg.py`", "`ppo.py`"]
 Table = dict[str, dict[str, list[dict]]]  # {environment: {variant: [row, ...]}}
 
@@ -136,21 +137,39 @@ def ladder_table() -> str:
     for name, envs in (("mean score", found), ("without Mountain Car", rest)):
         cells = [name]
         for variant in studies.VARIANTS:
-            samples = [[scores(env, found[env][variant])] for env in envs]
-            cells.append(with_interval(*mean_of_all(mean, samples), ".2f"))
+            samples = [[scores(env, found[env].get(variant, []))] for env in envs]
+            whole = all(len(sample) for [sample] in samples)
+            cells.append(with_interval(*mean_of_all(mean, samples), ".2f") if whole else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def discounts_table() -> str:
+    """The chosen discounts: a row for each environment, a column for each variant."""
+    lines = []
+    for env, found in load("ladder", 5).items():
+        cells = [heading(env, studies.STEPS[env])]
+        for variant in studies.VARIANTS:
+            words = found[variant][0]["command"].split() if variant in found else []
+            options = dict(pairwise(words))
+            cell = options.get("--gamma", "–")
+            if "--gae-lambda" in options:
+                cell += f", {options['--gae-lambda']}"
+            cells.append(cell)
+        lines.append(cells)
+    names = (NAMES.get(variant, variant) for variant in studies.VARIANTS)
+    return markdown(["γ, λ", *names], lines)
+
+
 def ablations_table() -> str:
     """What an option changes: a row for each, a column for each environment."""
-    found, default = load("ablations", 5), load("ladder", 5)
+    found = load("ablations", 5)
     options = dict.fromkeys(name for entries in found.values() for name in entries)
     lines = []
-    for option in options:
+    for option in list(options)[2:]:  # after the two that options change
         cells = []
         for env, entries in found.items():
-            base = default[env]["outcome" if option.startswith("outcome") else "timestep"]
+            base = entries["outcome" if option.startswith("outcome") else "timestep"]
             samples = values(entries[option]), values(base)
             bounds = interval(difference, *samples)
             clear = bounds[0] > 0 or bounds[1] < 0
@@ -209,7 +228,7 @@ def settings_table() -> str:
         for env, found in load(study, 5).items():
             for column in filter(found.get, columns):
                 command = re.sub(" --seed .*", "", found[column][0]["command"])
-                command = re.sub(r" --gamma \S+(?=.* --gamma)", "", command)  # the last one holds
+                command = re.sub(r" (--ga\S+) \S+(?=.* \1 )", "", command)  # the last one holds
                 point = format(values(found[column]).mean(), form(env))
                 steps = int(re.search(r"--total-timesteps (\d+)", command)[1])
                 lines.append([heading(env, steps), point, f"`{command}`"])
@@ -283,7 +302,7 @@ LUCK_NAMES += ["`ppo.py`, rewards / 100", "SB3's PPO"]
 LUCK_COLUMNS = [*studies.LUCK_COLUMNS, "SB3"]
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS += [settings_table, variances_table]
+MAKERS += [settings_table, variances_table, discounts_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", studies.THREE),

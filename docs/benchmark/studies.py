@@ -4,8 +4,12 @@ A study is a function that gives the fields of run.py's Job for each of its runs
 which to run them.
 """
 
+import csv
 import json
-from functools import partial
+from collections import defaultdict
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
 
 STEPS = {
     "CartPole-v1": 100_000,
@@ -30,9 +34,9 @@ def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
 
 
 def shape(groups: int, members: int, epochs: int, size: int, rate: str) -> str:
-    """An iteration of GRPO, no entropy bonus: groups x members, passes, minibatch, step size."""
-    groups = f"--num-groups {groups} --group-size {members} --ent-coef 0"
-    return f"{groups} --update-epochs {epochs} --minibatch-size {size} --learning-rate {rate}"
+    """An iteration of GRPO: groups x members, passes over it, steps a minibatch, step size."""
+    groups = f"--num-groups {groups} --group-size {members} --update-epochs {epochs}"
+    return f"{groups} --minibatch-size {size} --learning-rate {rate}"
 
 
 def ppo(envs: int, steps: int, epochs: int, size: int, rate: str, gae_lambda: float) -> str:
@@ -47,10 +51,11 @@ VARIANTS = {  # columns of the study's table
     "group": "grpo_rtg.py --baseline group",
     "timestep": "grpo_rtg.py",
     "regression": "docs/examples/regression.py",
-    "regression, λ = 1": "docs/examples/regression.py --gae-lambda 1",
     "critic": "docs/examples/critic.py",
+    "bins": "docs/examples/gpg.py",
     "PPO": "ppo.py",
 }
+BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", "FrozenLake-v1")
 # The best of five shapes on tuning seeds, and of six to nine settings of PPO: see commit 0a6aeb1.
 SHAPE = dict.fromkeys(STEPS, shape(4, 8, 8, 1024, "5e-3"))
 SHAPE |= dict.fromkeys(("MountainCarContinuous-v0", "LunarLander-v3"), shape(4, 4, 8, 256, "3e-3"))
@@ -58,6 +63,8 @@ SHAPE["FrozenLake-v1"] = shape(2, 16, 4, 256, "1e-3")
 SHAPE["Pendulum-v1"] = shape(4, 4, 10, 128, "1e-3")
 SHAPE["Hopper-v5"] = shape(1, 4, 8, 256, "1e-3") + " --norm-obs"
 SHAPE["HalfCheetah-v5"] = shape(1, 4, 8, 256, "1e-3") + " --norm-obs --log-std-init -2"
+DENSE = ("Pendulum-v1", "LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")  # no group ties
+SHAPE |= {env: f"{SHAPE[env]} --ent-coef 0" for env in DENSE}
 PPO = {
     "CartPole-v1": ppo(16, 64, 4, 256, "4e-3", 0.95),
     "Acrobot-v1": ppo(16, 64, 4, 256, "4e-3", 0.9),
@@ -68,58 +75,108 @@ PPO = {
     "Hopper-v5": ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs",
     "HalfCheetah-v5": ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs --log-std-init -2",
 }
-DISCOUNT = {"MountainCarContinuous-v0": " --gamma 0.999", "Pendulum-v1": " --gamma 0.95"}
-LAMBDA = {"LunarLander-v3": " --gae-lambda 0.98"}  # of regression and critic; 0.95 elsewhere
+GAMMAS = dict.fromkeys(STEPS, ("0.99", "0.95", "1"))  # tried on an environment
+GAMMAS |= {"MountainCarContinuous-v0": ("0.999", "0.99", "1")}  # its one reward is far away
+GAMMAS |= dict.fromkeys(("Pendulum-v1", "HalfCheetah-v5"), ("0.95", "0.9", "0.99"))
+LAMBDA = {"LunarLander-v3": "0.98"}  # of regression and critic; 0.95 elsewhere
 
 
-def flags(env: str, variant: str) -> str:
-    """A variant's options on an environment: one shape for all but PPO."""
-    discount = DISCOUNT.get(env, " --gamma 0.99")
-    if variant == "PPO":
-        return PPO[env] + discount
-    if variant == "outcome":
-        return SHAPE[env] + " --gamma 1"  # as in the paper; with the others' it ends lower
+def columns(env: str) -> dict[str, str]:
+    """The variants that an environment has, and their scripts; bins are for few dimensions."""
+    return {name: VARIANTS[name] for name in VARIANTS if name != "bins" or env in BINS}
+
+
+def base(env: str, variant: str) -> str:
+    """A variant's options but γ and λ: one iteration for all but PPO."""
+    return PPO[env] if variant == "PPO" else SHAPE[env]
+
+
+def discounts(env: str, variant: str) -> list[str]:
+    """What is tried of a variant on an environment: three γ, and λ = 1 where there is a λ."""
+    if variant == "outcome":  # it discounts from an episode's start
+        return [f" --gamma {x}" for x in ("1", "0.99", "0.999")]
+    own = [f" --gamma {x}" for x in GAMMAS[env]]
     if variant in ("regression", "critic"):
-        discount += LAMBDA.get(env, " --gae-lambda 0.95")
-    return SHAPE[env] + discount
+        own = [f"{x} --gae-lambda {LAMBDA.get(env, '0.95')}" for x in own]
+    if variant in ("regression", "critic", "PPO"):
+        own.append(f" --gamma {GAMMAS[env][0]} --gae-lambda 1")
+    return own
 
 
-SHORTER = {("HalfCheetah-v5", "timestep"): " --gamma 0.95"}  # by tuning, as in horizon
+def discount_tuning():
+    """Which γ for each variant on each environment, and is λ = 1 better?"""
+    for seed in TUNING_SEEDS[:2]:
+        for env, steps in STEPS.items():
+            for variant, script in columns(env).items():
+                for options in discounts(env, variant):
+                    line = command(env, script, base(env, variant) + options, seed, steps)
+                    yield env, variant + options, seed, line
+
+
+@cache
+def tried() -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """What discount_tuning ended with: greedy and training returns of each environment, variant."""
+    returns = defaultdict(list)
+    with open(Path(__file__).parent / "results" / "discount_tuning.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            found = float(row["greedy"]), float(row["train_return"])
+            returns[row["env"], row["variant"]].append(found)
+    return returns
+
+
+def best(env: str, variant: str) -> str:
+    """Of the discounts with most seeds, those with the highest mean greedy return; then, training.
+
+    Where runs are long, the second seed has only what was in use before and what may beat it.
+    """
+
+    def merit(options: str) -> tuple[float, ...]:
+        runs = tried()[env, variant + options]
+        return len(runs), *(fmean(column) for column in zip(*runs))
+
+    return max(discounts(env, variant), key=merit)
 
 
 def ladder():
-    """Every variant on every environment."""
+    """Every variant on every environment, with the best of its discounts."""
     for seed in SEEDS:
         for env, steps in STEPS.items():
-            for variant, script in VARIANTS.items():
-                options = flags(env, variant) + SHORTER.get((env, variant), "")
+            for variant, script in columns(env).items():
+                options = base(env, variant) + best(env, variant)
                 yield env, variant, seed, command(env, script, options, seed, steps)
 
 
-def horizon(env: str = "Hopper-v5"):
-    """The discount is GRPO's only way to less variance: which one, on MuJoCo?"""
-    for seed in TUNING_SEEDS[:2]:
-        for gamma in ("0.95", "0.98", "0.99"):
-            options = f"{flags(env, 'timestep')} --gamma {gamma}"
-            yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
+def earlier(env: str, variant: str) -> str:
+    """A variant's options before the discounts were tuned, and without an entropy bonus."""
+    options = base(env, variant) + (" --gamma 1" if variant == "outcome" else " --gamma 0.99")
+    options += " --gae-lambda 0.95" * (variant == "regression")
+    return options + " --ent-coef 0" * (variant != "PPO" and env not in DENSE)
 
 
 THREE = ("timestep", "regression", "PPO")
 
 
-def few(envs, steps: int, like: str | None = None, names=THREE, seeds=SEEDS[:5], more: str = ""):
+def few(envs, steps: int, like: str | None = None):
     """Some variants and seeds on environments, with their options or those of another one."""
-    for seed in seeds:
+    for seed in SEEDS[:5]:
         for env in envs:
-            for name in names:
-                options = flags(like or env, name) + more
+            for name in THREE:
+                options = earlier(like or env, name)
                 yield env, name, seed, command(env, VARIANTS[name], options, seed, steps)
 
 
 million = partial(few, ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
 unseen = partial(few, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
-FAILING = ("outcome", "process", "group")  # of which some stand still
-still = partial(few, ["Acrobot-v1"], 200_000, None, FAILING, SEEDS, " --ent-coef 0.001")
+
+
+def still(env: str = "Acrobot-v1"):
+    """Which policies stand still, without an entropy bonus and with it?"""
+    for seed in SEEDS:
+        for variant in ("outcome", "process", "group"):
+            for weight in ("0", "0.001"):
+                options = f"{earlier(env, variant)} --ent-coef {weight}"
+                line = command(env, VARIANTS[variant], options, seed, STEPS[env])
+                yield env, f"{variant} {weight}", seed, line
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
@@ -131,21 +188,22 @@ EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLand
 
 
 def ablations():
-    """The ladder's timestep with one option changed; outcome supervision without shared starts."""
+    """Timestep, one of its options changed; outcome supervision, with shared starts and without."""
     for seed in SEEDS:
-        for env, episodes in EPISODES.items():  # of an iteration, in the ladder
-            changes = [("timestep", options, options) for options in OPTIONS]
+        for env, episodes in EPISODES.items():  # of an iteration
+            changes = [("timestep", "timestep", ""), ("outcome", "outcome", "")]
+            changes += [("timestep", options, options) for options in OPTIONS]
             pairs = f"--num-groups {episodes // 2} --group-size 2"
             changes.append(("timestep", "groups of two", pairs))
             changes.append(("timestep", "one group", f"--num-groups 1 --group-size {episodes}"))
             changes.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
             for variant, name, options in changes:
-                changed = f"{flags(env, variant)} {options}"
+                changed = f"{earlier(env, variant)} {options}"
                 line = command(env, VARIANTS[variant], changed, seed, STEPS[env])
                 yield env, name, seed, line
             for name, scale in SCALES.items():
                 script = f"docs/examples/scaling.py --scale {scale}"
-                options = flags(env, "timestep")
+                options = earlier(env, "timestep")
                 yield env, name, seed, command(env, script, options, seed, STEPS[env])
 
 
@@ -169,7 +227,9 @@ def tuning():
             for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"):
                 for tried in PPO_TRIED if script == "ppo.py" else GRPO_TRIED:
                     name = "{} {}x{}, {} passes of {}, {}".format(script, *tried)
-                    options = ppo(*tried, 0.98) if script == "ppo.py" else shape(*tried)
+                    options = "--ent-coef 0 " + shape(*tried)
+                    if script == "ppo.py":
+                        options = ppo(*tried, 0.98)
                     yield env, name, seed, command(env, script, options, seed, steps)
 
 
@@ -285,22 +345,6 @@ def members(env: str = NOISE + "Wind-v0"):
         yield env, "PPO", seed, command(env, "ppo.py", "", seed, 500_000)
 
 
-BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", "FrozenLake-v1")
-
-
-def claims():
-    """What others say of bins of states, and of the discount on HalfCheetah."""
-    for seed in SEEDS:
-        for env in BINS:
-            options = flags(env, "timestep")
-            yield env, "bins", seed, command(env, "docs/examples/gpg.py", options, seed, STEPS[env])
-    env = "HalfCheetah-v5"
-    for seed in SEEDS[:5]:
-        for gamma, option in (("0.9", " --gamma 0.9"), ("0.99", "")):
-            options = flags(env, "timestep") + option
-            yield env, gamma, seed, command(env, "grpo_rtg.py", options, seed, STEPS[env])
-
-
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -311,5 +355,5 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
-STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "claims": claims}
-STUDIES |= {"horizon": horizon, "still": still}
+STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members}
+STUDIES |= {"discount_tuning": discount_tuning, "still": still}

@@ -23,8 +23,8 @@ COLOURS = {
     "group": "#56B4E9",
     "timestep": "#0072B2",
     "regression": "#009E73",
-    "regression, λ = 1": "#8FCB3B",
     "critic": "#CC79A7",
+    "bins": "#8FCB3B",
     "PPO": "#D55E00",
 }
 
@@ -36,7 +36,8 @@ def main() -> None:
     figure, axes = plt.subplots(rows, 2, figsize=(9, 0.6 + 2.6 * rows), layout="constrained")
     for panel, (env, found) in zip(axes.flat, ladder.items()):
         steps = np.linspace(0, studies.STEPS[env], 26)[1:] / 1000
-        for variant, colour in COLOURS.items():
+        for variant in filter(found.get, COLOURS):
+            colour = COLOURS[variant]
             curves = np.array([row["curve"].split() for row in found[variant]], dtype=float)
             bounds = [report.interval(report.mean, curve) for curve in curves.T]
             panel.plot(steps, curves.mean(axis=0), color=colour, linewidth=1.6, label=variant)
