@@ -205,8 +205,9 @@ def test_most_seeds_then_the_highest_return_choose_the_discounts(monkeypatch):
     studies = importlib.import_module("studies")
     ends = {"0.9": [(-100, -100)], "0.95": [(-150, -150)] * 2, "0.99": [(-140, -180), (-150, -200)]}
     tried = {("Pendulum-v1", f"timestep --gamma {x}"): ends[x] for x in ends}
-    monkeypatch.setattr(studies, "tried", lambda: tried)
-    assert studies.best("Pendulum-v1", "timestep") == " --gamma 0.99"
+    monkeypatch.setattr(studies, "tried", lambda study: tried)
+    options = studies.discounts("Pendulum-v1", "timestep")
+    assert studies.best("discount_tuning", "Pendulum-v1", "timestep", options) == "--gamma 0.99"
 
 
 OLD_SCRIPT = """

@@ -10,11 +10,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
+from gymnasium.wrappers import FlattenObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -27,12 +29,19 @@ def falling(start: str) -> Callable[[float], float]:
     return lambda remaining: float(start) * remaining
 
 
-def main(env_id: str, total_timesteps: int = 200_000, seed: int = 1, settings: str = "{}") -> None:
+def main(
+    env_id: str,
+    total_timesteps: int = 200_000,
+    seed: int = 1,
+    eval_episodes: int = 100,
+    settings: str = "{}",
+) -> None:
     torch.set_num_threads(1)
     options = json.loads(settings)
     options = {k: falling(v) if isinstance(v, str) else v for k, v in options.items()}
     normalize = options.pop("normalize", False)
-    env = make_vec_env(env_id, options.pop("n_envs", 1), seed)
+    make = partial(make_vec_env, env_id, wrapper_class=FlattenObservation)
+    env = make(options.pop("n_envs", 1), seed)
     if normalize:
         env = VecNormalize(env, gamma=options["gamma"])
     model = PPO("MlpPolicy", env, seed=seed, device="cpu", tensorboard_log="runs", **options)
@@ -42,15 +51,15 @@ def main(env_id: str, total_timesteps: int = 200_000, seed: int = 1, settings: s
     last = [episode["r"] for episode in model.ep_info_buffer]
     print(f"Training return, last {len(last)} episodes: {np.mean(last):.2f}")
 
-    alone = make_vec_env(env_id)
+    alone = make()
     if normalize:
         alone = VecNormalize(alone, training=False, norm_reward=False)
         alone.obs_rms = env.obs_rms
     returns = []
-    for start in range(10**9, 10**9 + 100):
+    for start in range(10**9, 10**9 + eval_episodes):
         alone.seed(start)
         returns.append(evaluate_policy(model, alone, 1)[0])
-    print(f"Greedy evaluation, 100 episodes: return {np.mean(returns):.2f}")
+    print(f"Greedy evaluation, {eval_episodes} episodes: return {np.mean(returns):.2f}")
 
 
 if __name__ == "__main__":

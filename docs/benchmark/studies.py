@@ -94,12 +94,12 @@ def base(env: str, variant: str) -> str:
 def discounts(env: str, variant: str) -> list[str]:
     """What is tried of a variant on an environment: three γ, and λ = 1 where there is a λ."""
     if variant == "outcome":  # it discounts from an episode's start
-        return [f" --gamma {x}" for x in ("1", "0.99", "0.999")]
-    own = [f" --gamma {x}" for x in GAMMAS[env]]
+        return [f"--gamma {x}" for x in ("1", "0.99", "0.999")]
+    own = [f"--gamma {x}" for x in GAMMAS[env]]
     if variant in ("regression", "critic"):
         own = [f"{x} --gae-lambda {LAMBDA.get(env, '0.95')}" for x in own]
     if variant in ("regression", "critic", "PPO"):
-        own.append(f" --gamma {GAMMAS[env][0]} --gae-lambda 1")
+        own.append(f"--gamma {GAMMAS[env][0]} --gae-lambda 1")
     return own
 
 
@@ -109,32 +109,33 @@ def discount_tuning():
         for env, steps in STEPS.items():
             for variant, script in columns(env).items():
                 for options in discounts(env, variant):
-                    line = command(env, script, base(env, variant) + options, seed, steps)
-                    yield env, variant + options, seed, line
+                    flags = f"{base(env, variant)} {options}"
+                    line = command(env, script, flags, seed, steps)
+                    yield env, f"{variant} {options}", seed, line
 
 
 @cache
-def tried() -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """What discount_tuning ended with: greedy and training returns of each environment, variant."""
+def tried(study: str) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """How a study's runs ended: greedy and training returns of each environment and variant."""
     returns = defaultdict(list)
-    with open(Path(__file__).parent / "results" / "discount_tuning.csv", newline="") as file:
+    with open(Path(__file__).parent / "results" / f"{study}.csv", newline="") as file:
         for row in csv.DictReader(file):
             found = float(row["greedy"]), float(row["train_return"])
             returns[row["env"], row["variant"]].append(found)
     return returns
 
 
-def best(env: str, variant: str) -> str:
-    """Of the discounts with most seeds, those with the highest mean greedy return; then, training.
+def best(study: str, env: str, variant: str, options: list[str]) -> str:
+    """Of the options with most seeds, those with the highest mean greedy return; then, training.
 
     Where runs are long, the second seed has only what was in use before and what may beat it.
     """
 
-    def merit(options: str) -> tuple[float, ...]:
-        runs = tried()[env, variant + options]
+    def merit(option: str) -> tuple[float, ...]:
+        runs = tried(study)[env, f"{variant} {option}"]
         return len(runs), *(fmean(column) for column in zip(*runs))
 
-    return max(discounts(env, variant), key=merit)
+    return max(options, key=merit)
 
 
 def ladder():
@@ -142,8 +143,9 @@ def ladder():
     for seed in SEEDS:
         for env, steps in STEPS.items():
             for variant, script in columns(env).items():
-                options = base(env, variant) + best(env, variant)
-                yield env, variant, seed, command(env, script, options, seed, steps)
+                chosen = best("discount_tuning", env, variant, discounts(env, variant))
+                flags = f"{base(env, variant)} {chosen}"
+                yield env, variant, seed, command(env, script, flags, seed, steps)
 
 
 def earlier(env: str, variant: str) -> str:
@@ -258,76 +260,73 @@ def dose():
 
 BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
 BLACKJACK, SMALL = "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
+SCALED = "PPO, rewards / 100"
 EXACT = {BLACKJACK: " --eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
+
+
+def sb3(**settings) -> str:
+    """The settings of SB3's PPO: VecNormalize, what ppo.py has, and those given."""
+    start = {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
+    settings = start | {"learning_rate": "1e-3"} | settings
+    return f"--settings {json.dumps(settings, separators=(',', ':'))}"
+
+
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
 GROUPS += [f"--num-groups 8 --group-size 4 --gamma {x}" for x in ("0.99", "1")]
 LAMBDAS = [f"--gamma {x} --gae-lambda {y}" for x in ("0.99", "1") for y in ("0.98", "1")]
 OF_PPO = ["--gae-lambda 0.98", "--gae-lambda 1", "--gae-lambda 1 --learning-rate 3e-4"]
 OF_PPO += ["--gae-lambda 1 --gamma 1"]
 OF_PPO += [f"--num-envs 8 --num-steps 128 --gae-lambda {x}" for x in ("0.98", "1")]
-OF_SB3 = [{"gae_lambda": 0.98}, {"gae_lambda": 1}, {"gae_lambda": 1, "learning_rate": "3e-4"}]
-OF_SB3 += [{"gae_lambda": 1, "gamma": 1}]
-OF_SB3 += [{"n_envs": 8, "n_steps": 128, "gae_lambda": x} for x in (0.98, 1)]  # OF_PPO's six
-TRIED = {  # columns: a script, and four settings
-    "outcome": ("grpo_outcome.py", GROUPS),
-    "timestep": ("grpo_rtg.py", GROUPS),
-    "not seeded": ("grpo_rtg.py --no-seed-groups", GROUPS),
-    "regression": ("docs/examples/regression.py", LAMBDAS),
-    "PPO": ("ppo.py", OF_PPO),
+OF_SB3 = [sb3(gae_lambda=0.98), sb3(gae_lambda=1), sb3(gae_lambda=1, learning_rate="3e-4")]
+OF_SB3 += [sb3(gae_lambda=1, gamma=1)]
+OF_SB3 += [sb3(n_envs=8, n_steps=128, gae_lambda=x) for x in (0.98, 1)]  # OF_PPO's six
+TRIED = {  # columns: a script, and its settings
+    "outcome": ("grpo_outcome.py --norm-obs", GROUPS),
+    "timestep": ("grpo_rtg.py --norm-obs", GROUPS),
+    "not seeded": ("grpo_rtg.py --no-seed-groups --norm-obs", GROUPS),
+    "regression": ("docs/examples/regression.py --norm-obs", LAMBDAS),
+    "PPO": ("ppo.py --norm-obs", OF_PPO),
+    "SB3": ("docs/benchmark/sb3.py", OF_SB3),
 }
-LUCK = {  # environments: steps, and each column's best setting on the tuning seeds
-    DISPATCH: (200_000, (1, 1, 2, 1, 4)),
-    BACKLOG: (200_000, (0, 0, 1, 2, 4)),
-    LOST_SALES: (200_000, (0, 0, 1, 2, 4)),  # Backlog's
-    PUSHES: (100_000, (0, 0, 1, 0, 1)),
-    BLACKJACK: (100_000, (1, 0, 0, 1, 2)),
-}
-
-
-def sb3(number: int) -> str:
-    """SB3's PPO with VecNormalize, ppo.py's settings and one of OF_SB3."""
-    settings = {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
-    settings |= {"learning_rate": "1e-3"} | OF_SB3[number]
-    return f"docs/benchmark/sb3.py --settings {json.dumps(settings, separators=(',', ':'))}"
+LUCK_COLUMNS = ["outcome", "timestep", "not seeded", "regression", "PPO", SCALED]
+LUCK = {DISPATCH: 200_000, BACKLOG: 200_000, LOST_SALES: 200_000}  # steps
+LUCK |= {PUSHES: 100_000, BLACKJACK: 100_000}
 
 
 def luck_tuning():
     """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
     for seed in TUNING_SEEDS[:2]:
         for env in (DISPATCH, BACKLOG, PUSHES, BLACKJACK):  # LostSales has Backlog's
-            steps = LUCK[env][0]
-            norm = "--norm-obs --ent-coef 0" if env in (DISPATCH, BACKLOG) else "--norm-obs"
+            bonus = " --ent-coef 0" * (env in (DISPATCH, BACKLOG))
             for column, (script, settings) in TRIED.items():
+                own = script if column == "SB3" else script + bonus
                 for options in settings:
-                    flags_of = f"{norm} {options}{EXACT.get(env, '')}"
-                    line = command(env, script, flags_of, seed, steps)
+                    line = command(env, own, options + EXACT.get(env, ""), seed, LUCK[env])
                     yield env, f"{column} {options}", seed, line
-        for i, options in enumerate(OF_PPO):
-            line = command(SMALL, "ppo.py", f"--norm-obs --ent-coef 0 {options}", seed, 200_000)
-            yield DISPATCH, f"PPO, rewards / 100 {options}", seed, line
-            line = command(DISPATCH, sb3(i), "", seed, 200_000)
-            yield DISPATCH, f"SB3 {options}", seed, line
+        for options in OF_PPO:
+            line = command(SMALL, "ppo.py --norm-obs --ent-coef 0", options, seed, 200_000)
+            yield DISPATCH, f"{SCALED} {options}", seed, line
 
 
-UNSEEDED = "docs/examples/regression.py --no-seed-groups --norm-obs "
-CONTROLS = {  # of dispatching: a script with options, and an environment
-    "PPO, rewards / 100": (f"ppo.py --norm-obs {OF_PPO[4]}", SMALL),
-    "SB3": (sb3(4), DISPATCH),
-    "regression, not seeded": (UNSEEDED + LAMBDAS[1], DISPATCH),
-}
-LUCK_COLUMNS = [*TRIED, "PPO, rewards / 100"]
+def chosen(env: str, column: str, own: list[str]) -> str:
+    """The best of a column's settings, and what the environment needs; LostSales has Backlog's."""
+    tuned = BACKLOG if env == LOST_SALES else env
+    return best("luck_tuning", tuned, column, own) + EXACT.get(env, "")
 
 
 def luck():
-    """Each column with the best of its settings; and controls."""
+    """Each column with the best of its settings; and controls of dispatching."""
     for seed in SEEDS:
-        for env, (steps, best) in LUCK.items():
-            for (column, (script, settings)), i in zip(TRIED.items(), best):
-                options = f"--norm-obs {settings[i]}{EXACT.get(env, '')}"
-                line = command(env, script, options, seed, steps)
+        for env, steps in LUCK.items():
+            for column, (script, settings) in TRIED.items():
+                line = command(env, script, chosen(env, column, settings), seed, steps)
                 yield env, column, seed, line
-        for column, (script, env) in CONTROLS.items():
-            yield DISPATCH, column, seed, command(env, script, "", seed, 200_000)
+        options = chosen(DISPATCH, SCALED, OF_PPO)
+        line = command(SMALL, "ppo.py --norm-obs", options, seed, 200_000)
+        yield DISPATCH, SCALED, seed, line
+        options = "--no-seed-groups --norm-obs " + chosen(DISPATCH, "regression", LAMBDAS)
+        line = command(DISPATCH, "docs/examples/regression.py", options, seed, 200_000)
+        yield DISPATCH, "regression, not seeded", seed, line
 
 
 ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in (*DOSES[:4], "Wind"))]  # of variances.py
@@ -335,14 +334,19 @@ ENVS += [env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1")]
 ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 
 
-def members(env: str = NOISE + "Wind-v0"):
-    """Few large groups or many small ones, as many episodes in an iteration; PPO beside them."""
+WIND = f"{NOISE}Wind-v0"
+
+
+def members():
+    """Few large groups or many small ones, as many episodes in an iteration; PPO in the wind."""
+    of = {env: (f"--norm-obs {chosen(env, 'timestep', GROUPS)}", LUCK[env]) for env in LUCK}
+    of |= {f"{NOISE}Pendulum30-v0": ("", 200_000), WIND: ("", 500_000)}
     for seed in SEEDS[:5]:
-        for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
-            options = f"--num-groups {groups} --group-size {size} --ent-coef 0"
-            line = command(env, "grpo_rtg.py", options, seed, 500_000)
-            yield env, f"{groups}x{size}", seed, line
-        yield env, "PPO", seed, command(env, "ppo.py", "", seed, 500_000)
+        for env, (options, steps) in of.items():
+            for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
+                flags = f"{options} --num-groups {groups} --group-size {size}"
+                yield env, f"{groups}x{size}", seed, command(env, "grpo_rtg.py", flags, seed, steps)
+        yield WIND, "PPO", seed, command(WIND, "ppo.py", "", seed, 500_000)
 
 
 def defaults():
