@@ -270,6 +270,17 @@ def beside_ppo(env: str) -> tuple[float, float, float]:
     return 0.0, 0.0, 0.0
 
 
+def twice_table() -> str:
+    """grpo_rtg.py, also with twice the steps, and ppo.py."""
+    lines = []
+    for env, found in load("twice", 3).items():
+        usual = (load("ladder") | load("luck"))[env]
+        samples = [values(x["timestep"]) for x in (usual, found)] + [values(usual["PPO"])]
+        cells = (with_interval(mean(x), interval(mean, x), form(env)) for x in samples)
+        lines.append([heading(env, (studies.STEPS | studies.LUCK)[env]), *cells])
+    return markdown(["", SCRIPT_NAMES[2], "with twice the steps", SCRIPT_NAMES[3]], lines)
+
+
 def variances(env: str, stage: str, name: str) -> np.ndarray:
     """What luck.py measured with each of the two seeds, in order."""
     rows = run.read(run.RESULTS / "variances.csv")
@@ -302,13 +313,14 @@ LUCK_NAMES += ["`ppo.py`, rewards / 100", "SB3's PPO"]
 LUCK_COLUMNS = [*studies.LUCK_COLUMNS, "SB3"]
 DOSE_NAMES = ["`grpo_rtg.py`", "`grpo_rtg.py --no-seed-groups`", "`ppo.py`"]
 MAKERS = [ladder_table, ablations_table, defaults_table, tuning_table, seconds_table]
-MAKERS += [settings_table, variances_table, discounts_table]
+MAKERS += [settings_table, variances_table, discounts_table, twice_table]
 TABLES = {table.__name__.removesuffix("_table"): table for table in MAKERS} | {
     "scripts": partial(returns_table, "ladder", SCRIPTS, SCRIPT_NAMES),
     "million": partial(returns_table, "million", studies.THREE),
     "unseen": partial(returns_table, "unseen", studies.THREE),
     "dose": partial(returns_table, "dose", studies.DOSE, DOSE_NAMES),
     "luck": partial(returns_table, "luck", LUCK_COLUMNS, LUCK_NAMES),
+    "members": partial(returns_table, "members", ["2x16", "4x8", "8x4", "16x2"]),
 }
 
 

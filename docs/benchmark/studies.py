@@ -349,6 +349,15 @@ def members():
         yield WIND, "PPO", seed, command(WIND, "ppo.py", "", seed, 500_000)
 
 
+def twice():
+    """grpo_rtg.py with twice the steps, for about the seconds that ppo.py takes."""
+    differ = ("FrozenLake-v1", "Hopper-v5", "HalfCheetah-v5", *LUCK)
+    for env, variant, seed, line in (*ladder(), *luck()):
+        if env in differ and variant == "timestep" and seed in SEEDS[:5]:
+            steps = (STEPS | LUCK)[env]
+            yield env, variant, seed, line.replace(f"timesteps {steps}", f"timesteps {2 * steps}")
+
+
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
@@ -359,5 +368,5 @@ def defaults():
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
-STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members}
+STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "twice": twice}
 STUDIES |= {"discount_tuning": discount_tuning, "still": still}
