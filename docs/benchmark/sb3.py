@@ -2,8 +2,8 @@
 
     python docs/benchmark/sb3.py --env-id CartPole-v1 --settings '{"n_envs": 8}'
 
-Settings are PPO's, n_envs, and normalize for VecNormalize. A number that is a text falls linearly
-to 0. Evaluations have the scripts' starts.
+Settings are PPO's, n_envs, and normalize: VecNormalize, and bounded actions from -1 to 1, as in the
+scripts. A number that is a text falls linearly to 0. Evaluations have the scripts' starts.
 """
 
 import json
@@ -13,16 +13,32 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import DtypeObservation, FlattenObservation, TransformAction
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+
+def wrapped(env: gym.Env, normalize: bool) -> gym.Env:
+    """With flat observations of floats; to normalize, bounded actions from -1 to 1."""
+    env = DtypeObservation(FlattenObservation(env), np.float32)
+    space = env.action_space
+    if not normalize or not isinstance(space, gym.spaces.Box):
+        return env
+
+    def stretch(action: np.ndarray) -> np.ndarray:
+        action = space.low + (action + 1) / 2 * (space.high - space.low)
+        whole = np.issubdtype(space.dtype, np.integer)
+        return (np.rint(action) if whole else action).astype(space.dtype)
+
+    return TransformAction(env, stretch, gym.spaces.Box(-1, 1, space.shape))
 
 
 def falling(start: str) -> Callable[[float], float]:
@@ -40,7 +56,8 @@ def main(
     options = json.loads(settings)
     options = {k: falling(v) if isinstance(v, str) else v for k, v in options.items()}
     normalize = options.pop("normalize", False)
-    make = partial(make_vec_env, env_id, wrapper_class=FlattenObservation)
+    wrapper = partial(wrapped, normalize=normalize)
+    make = partial(make_vec_env, env_id, wrapper_class=wrapper)
     env = make(options.pop("n_envs", 1), seed)
     if normalize:
         env = VecNormalize(env, gamma=options["gamma"])

@@ -104,7 +104,7 @@ def discounts(env: str, variant: str) -> list[str]:
 
 
 def discount_tuning():
-    """Which γ for each variant on each environment, is λ = 1 better? Close calls have four seeds."""
+    """Which γ for each variant and environment? Is λ = 1 better? Close calls have four seeds."""
     for seed in TUNING_SEEDS[:4]:
         for env, steps in STEPS.items():
             for variant, script in columns(env).items():
