@@ -271,14 +271,16 @@ def beside_ppo(env: str) -> tuple[float, float, float]:
 
 
 def twice_table() -> str:
-    """grpo_rtg.py, also with twice the steps, and ppo.py."""
+    """grpo_rtg.py, also with twice the steps, and ppo.py; seconds are medians."""
     lines = []
-    for env, found in load("twice", 3).items():
+    for env, found in load("twice").items():
         usual = (load("ladder") | load("luck"))[env]
         samples = [values(x["timestep"]) for x in (usual, found)] + [values(usual["PPO"])]
-        cells = (with_interval(mean(x), interval(mean, x), form(env)) for x in samples)
+        cells = [with_interval(mean(x), interval(mean, x), form(env)) for x in samples]
+        cells += [f"{np.median(values(found[x], 'seconds')):.0f}" for x in ("timestep", "PPO")]
         lines.append([heading(env, (studies.STEPS | studies.LUCK)[env]), *cells])
-    return markdown(["", SCRIPT_NAMES[2], "with twice the steps", SCRIPT_NAMES[3]], lines)
+    names = [SCRIPT_NAMES[2], "with twice the steps", SCRIPT_NAMES[3], "seconds", "of `ppo.py`"]
+    return markdown(["", *names], lines)
 
 
 def variances(env: str, stage: str, name: str) -> np.ndarray:
