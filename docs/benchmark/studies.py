@@ -258,6 +258,7 @@ def dose():
                 yield env, variant, seed, command(env, script, "", seed, 200_000)
 
 
+RESERVOIR, PORTFOLIO = (f"{NOISE}{x}-v0" for x in ("Reservoir", "Portfolio"))
 BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
 BLACKJACK, SMALL = "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
 SCALED = "PPO, rewards / 100"
@@ -289,14 +290,15 @@ TRIED = {  # columns: a script, and its settings
     "SB3": ("docs/benchmark/sb3.py", OF_SB3),
 }
 LUCK_COLUMNS = ["outcome", "timestep", "not seeded", "regression", "PPO", SCALED]
-LUCK = {DISPATCH: 200_000, BACKLOG: 200_000, LOST_SALES: 200_000}  # steps
+LUCK = dict.fromkeys((DISPATCH, RESERVOIR, PORTFOLIO, BACKLOG, LOST_SALES), 200_000)  # steps
 LUCK |= {PUSHES: 100_000, BLACKJACK: 100_000}
+TUNED = [env for env in LUCK if env != LOST_SALES]  # it has Backlog's settings
 
 
 def luck_tuning():
     """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
     for seed in TUNING_SEEDS[:2]:
-        for env in (DISPATCH, BACKLOG, PUSHES, BLACKJACK):  # LostSales has Backlog's
+        for env in TUNED:
             bonus = " --ent-coef 0" * (env in (DISPATCH, BACKLOG))
             for column, (script, settings) in TRIED.items():
                 own = script if column == "SB3" else script + bonus
@@ -309,8 +311,8 @@ def luck_tuning():
 
 
 def chosen(env: str, column: str, own: list[str]) -> str:
-    """The best of a column's settings, and what the environment needs; LostSales has Backlog's."""
-    tuned = BACKLOG if env == LOST_SALES else env
+    """The best of a column's settings, and what the environment needs."""
+    tuned = env if env in TUNED else BACKLOG
     return best("luck_tuning", tuned, column, own) + EXACT.get(env, "")
 
 

@@ -8,8 +8,10 @@ id. The noise of a step depends on the seed and the step's number alone, so that
 seeded group get the same. The first thousand seeds from 10^9 on, the starts of the scripts'
 evaluations, have none: policies are judged without it.
 
-Wind: LunarLander with its wind. Pushes: MuJoCo's InvertedPendulum with pushes. Backlog and
-LostSales: a supply chain with random demand (pip install or-gym-inventory), profits in hundreds.
+Wind: LunarLander with its wind. Pushes: MuJoCo's InvertedPendulum with pushes. Environments of
+others, rewards near 1 (pip install mo-gymnasium or-gymnasium or-gym-inventory): Reservoir, a dam
+with random inflow, both its costs in hundreds; Portfolio, assets with random prices, wealth in
+thousands; Backlog and LostSales, a supply chain with random demand, profits in hundreds.
 ScaledDispatch: dispatch.py with a hundredth of its rewards in training, but not in evaluations.
 """
 
@@ -76,9 +78,10 @@ def pushes(**options) -> gym.Env:
     return Pushes(gym.make("InvertedPendulum-v5", **options))
 
 
-def inventory(name: str, **options) -> gym.Env:
-    env = gym.make(f"or_gym_inventory:or_gym_inventory/InvManagement{name}-v0", **options)
-    return gym.wrappers.TransformReward(env, lambda profit: profit / 100)
+def rescaled(env_id: str, scale: float, **options) -> gym.Env:
+    """With the sum of a step's rewards, divided."""
+    env = gym.make(env_id, disable_env_checker=True, **options)  # it knows no vectors of rewards
+    return gym.wrappers.TransformReward(env, lambda rewards: np.sum(rewards) / scale)
 
 
 for name, env_id, steps in (("Pendulum", "Pendulum-v1", 200), ("Acrobot", "Acrobot-v1", 500)):
@@ -89,5 +92,12 @@ WIND = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
 gym.register("Wind-v0", "gymnasium.envs.box2d:LunarLander", max_episode_steps=1000, kwargs=WIND)
 gym.register("ScaledDispatch-v0", scaled_dispatch, max_episode_steps=dispatch.NUM_JOBS)
 gym.register("Pushes-v0", pushes, max_episode_steps=1000)
-for name in ("Backlog", "LostSales"):
-    gym.register(f"{name}-v0", inventory, max_episode_steps=30, kwargs={"name": name})
+INVENTORY = "or_gym_inventory:or_gym_inventory/InvManagement"
+for name, env_id, scale, steps, own in (
+    ("Reservoir", "mo_gymnasium:water-reservoir-v0", 100, 100, {"normalized_action": True}),
+    ("Portfolio", "or_gymnasium:PortfolioOpt-v0", 1000, 10, {}),
+    ("Backlog", f"{INVENTORY}Backlog-v0", 100, 30, {}),
+    ("LostSales", f"{INVENTORY}LostSales-v0", 100, 30, {}),
+):
+    own = {"env_id": env_id, "scale": scale, **own}
+    gym.register(f"{name}-v0", rescaled, max_episode_steps=steps, kwargs=own)
