@@ -22,7 +22,8 @@ import studies
 import tyro
 
 DOCS = Path(__file__).parents[1]
-THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in studies.STEPS}  # Pendulum: none
+REPORTED = studies.STEPS | studies.REPORTED_STEPS
+THRESHOLD = {env: gym.spec(env).reward_threshold or -200 for env in REPORTED}  # Pendulum: none
 THRESHOLD[studies.DISPATCH] = -168  # the better rule of thumb
 SCRIPTS = ["outcome", "process", "timestep", "PPO"]  # what the four scripts do by default
 NAMES = {"regression": "regr.", "PPO": "ppo.py"}
@@ -98,7 +99,7 @@ def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = Fals
 
 def form(env: str) -> str:
     """How to format an environment's returns."""
-    return "z.2f" if re.search("FrozenLake|Backlog|LostSales|Blackjack", env) else "z.0f"
+    return "z.2f" if re.search("FrozenLake|Reservoir|Portfolio|Backlog|LostSales|Blackjack", env) else "z.0f"
 
 
 def seeds(table: Table) -> str:
@@ -192,10 +193,9 @@ def with_threshold(env: str, steps: int) -> str:
 
 def defaults_table() -> str:
     """A row for each environment; greedy returns, and in training, of each script."""
-    steps = studies.DEFAULT_STEPS | studies.FURTHER_STEPS
     lines = []
     for env, entries in load("defaults", 5).items():
-        cells = [with_threshold(env, steps[env])]
+        cells = [with_threshold(env, studies.REPORTED_STEPS[env])]
         for script in ("grpo_rtg.py", "ppo.py"):
             cells += [reached(env, entries[script], x) for x in ("greedy", "train_return")]
         lines.append(cells)
