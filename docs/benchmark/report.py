@@ -99,7 +99,8 @@ def with_interval(point: float, bounds: np.ndarray, form: str, bold: bool = Fals
 
 def form(env: str) -> str:
     """How to format an environment's returns."""
-    return "z.2f" if re.search("FrozenLake|Reservoir|Portfolio|Backlog|LostSales|Blackjack", env) else "z.0f"
+    small = "FrozenLake|Reservoir|Portfolio|Backlog|LostSales|Blackjack"
+    return "z.2f" if re.search(small, env) else "z.0f"
 
 
 def seeds(table: Table) -> str:

@@ -2,6 +2,7 @@
 
     python grpo_rtg.py --env-id docs.examples.noise:Pendulum10-v0
     python grpo_rtg.py --env-id docs.examples.noise:Pendulum10-v0 --no-seed-groups
+    python -m docs.examples.noise    # what two rules for the reservoir earn
 
 Pendulum and Acrobot with normal noise added to each reward; its standard deviation σ stands in the
 id. The noise of a step depends on the seed and the step's number alone, so that all members of a
@@ -101,3 +102,19 @@ for name, env_id, scale, steps, own in (
 ):
     own = {"env_id": env_id, "scale": scale, **own}
     gym.register(f"{name}-v0", rescaled, max_episode_steps=steps, kwargs=own)
+
+if __name__ == "__main__":
+    env = gym.make("Reservoir-v0")
+    for kept in (0.0, 12.5):  # water, once the demand of 50 is met
+        returns = []
+        for seed in EVALUATION_SEEDS[:100]:
+            [level], _ = env.reset(seed=seed)
+            rewards, over = [], False
+            while not over:
+                least = max(level - 100, 0)
+                release = min(level, max(50, level - kept))
+                action = np.array([(release - least) / (level - least)], np.float32)
+                [level], reward, _, over, _ = env.step(action)
+                rewards.append(reward)
+            returns.append(sum(rewards))
+        print(f"keep {kept}: {np.mean(returns):.2f}")
