@@ -318,7 +318,7 @@ def chosen(env: str, column: str, own: list[str]) -> str:
 
 
 def luck():
-    """Each column with the best of its settings; and controls of dispatching."""
+    """Each column with the best of its settings; and controls."""
     for seed in SEEDS:
         for env, steps in LUCK.items():
             for column, (script, settings) in TRIED.items():
@@ -330,6 +330,10 @@ def luck():
         options = "--no-seed-groups --norm-obs " + chosen(DISPATCH, "regression", LAMBDAS)
         line = command(DISPATCH, "docs/examples/regression.py", options, seed, 200_000)
         yield DISPATCH, "regression, not seeded", seed, line
+        if seed in SEEDS[:5]:
+            options = chosen(RESERVOIR, "PPO", OF_PPO)
+            line = command(RESERVOIR, "ppo.py --norm-obs", options, seed, 1_000_000)
+            yield RESERVOIR, "PPO, 1M steps", seed, line
 
 
 ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in (*DOSES[:4], "Wind"))]  # of variances.py
