@@ -57,7 +57,7 @@ def main(
     options = {k: falling(v) if isinstance(v, str) else v for k, v in options.items()}
     normalize = options.pop("normalize", False)
     wrapper = partial(wrapped, normalize=normalize)
-    make = partial(make_vec_env, env_id, wrapper_class=wrapper)
+    make = partial(make_vec_env, partial(gym.make, env_id), wrapper_class=wrapper)
     env = make(options.pop("n_envs", 1), seed)
     if normalize:
         env = VecNormalize(env, gamma=options["gamma"])
