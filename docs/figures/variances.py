@@ -23,7 +23,7 @@ COLOURS = {"grpo_rtg.py": "#0072B2", "ppo.py": "#D55E00", "neither": TEXT}  # wh
 
 def main() -> None:
     use_style()
-    figure, panel = plt.subplots(figsize=(9, 5), layout="constrained")
+    figure, panel = plt.subplots(figsize=(9, 5.4), layout="constrained")
     envs = sorted(studies.ENVS, key=lambda env: np.median(report.variances(env, "50k", "critic")))
     for y, env in enumerate(envs):
         point, low, high = report.beside_ppo(env)
