@@ -21,7 +21,7 @@ import regression
 import scaling
 
 import grpo_rtg
-from docs.examples import arithmetic, dispatch, luck, preferences, wrappers
+from docs.examples import arithmetic, dispatch, luck, noise, preferences, wrappers
 from tests import child
 
 OWN_OPTIONS = {"regression": "--gae-lambda", "critic": "--gae-lambda", "gpg": "--bin-width"}
@@ -207,13 +207,23 @@ def test_noise_that_the_seed_fixes_calls_for_seeded_groups(monkeypatch, capsys):
 def test_noise_is_the_seeds_alone_and_evaluations_have_none():
     noisy, plain = gym.make("docs.examples.noise:Pendulum10-v0"), gym.make("Pendulum-v1")
 
-    def noise(seed, action):
+    def drawn(seed, action):
         starts = noisy.reset(seed=seed)[0], plain.reset(seed=seed)[0]
         assert np.array_equal(*starts)
         return [noisy.step([action])[1] - plain.step([action])[1] for _ in range(9)]
 
-    assert noise(3, 0.0) == pytest.approx(noise(3, 1.0)) and 3 < np.std(noise(3, 0.0)) < 30
-    assert noise(10**9, 0.0) == [0] * 9 and noise(4, 0.0) != noise(3, 0.0)
+    assert drawn(3, 0.0) == pytest.approx(drawn(3, 1.0)) and 3 < np.std(drawn(3, 0.0)) < 30
+    assert drawn(10**9, 0.0) == [0] * 9 and drawn(4, 0.0) != drawn(3, 0.0)
+
+
+def test_rewards_of_others_are_summed_and_divided():
+    def costs(**options):
+        return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda x: np.array([x, 2 * x]))
+
+    gym.register("Costs-v0", costs, max_episode_steps=9)
+    env = noise.rescaled("Costs-v0", 100)
+    env.reset(seed=1)
+    assert env.step(0)[1] == 0.03
 
 
 def test_a_server_works_through_its_queue():
