@@ -79,9 +79,18 @@ def pushes(**options) -> gym.Env:
     return Pushes(gym.make("InvertedPendulum-v5", **options))
 
 
-def rescaled(env_id: str, scale: float, **options) -> gym.Env:
+class Final(gym.Wrapper):
+    """The end of time is an end: nothing that follows is worth a thing."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated or truncated, False, info
+
+
+def rescaled(env_id: str, scale: float, final: bool = False, **options) -> gym.Env:
     """With the sum of a step's rewards, divided."""
     env = gym.make(env_id, disable_env_checker=True, **options)  # it knows no vectors of rewards
+    env = Final(env) if final else env
     return gym.wrappers.TransformReward(env, lambda rewards: np.sum(rewards) / scale)
 
 
@@ -96,7 +105,7 @@ gym.register("Pushes-v0", pushes, max_episode_steps=1000)
 INVENTORY = "or_gym_inventory:or_gym_inventory/InvManagement"
 for name, env_id, scale, steps, own in (
     ("Reservoir", "mo_gymnasium:water-reservoir-v0", 100, 100, {"normalized_action": True}),
-    ("Portfolio", "or_gymnasium:PortfolioOpt-v0", 1000, 10, {}),
+    ("Portfolio", "or_gymnasium:PortfolioOpt-v0", 1000, 10, {"final": True}),
     ("Backlog", f"{INVENTORY}Backlog-v0", 100, 30, {}),
     ("LostSales", f"{INVENTORY}LostSales-v0", 100, 30, {}),
 ):
