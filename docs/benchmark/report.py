@@ -261,7 +261,7 @@ def beside_ppo(env: str) -> tuple[float, float, float]:
         ("dose", "seeded", "PPO"),
         ("luck", "timestep", "PPO, rewards / 100"),
         ("luck", "timestep", "PPO"),
-        ("members", "8x4", "PPO"),
+        ("members", "4x8", "PPO"),
         ("ladder", "timestep", "PPO"),
     ):
         found = load(study).get(env, {})
