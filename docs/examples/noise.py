@@ -87,7 +87,7 @@ class Final(gym.Wrapper):
         return obs, reward, terminated or truncated, False, info
 
 
-def rescaled(env_id: str, scale: float, final: bool = False, **options) -> gym.Env:
+def rescaled(env_id: str, scale: float, final: bool = True, **options) -> gym.Env:
     """With the sum of a step's rewards, divided."""
     env = gym.make(env_id, disable_env_checker=True, **options)  # it knows no vectors of rewards
     env = Final(env) if final else env
@@ -102,10 +102,11 @@ WIND = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
 gym.register("Wind-v0", "gymnasium.envs.box2d:LunarLander", max_episode_steps=1000, kwargs=WIND)
 gym.register("ScaledDispatch-v0", scaled_dispatch, max_episode_steps=dispatch.NUM_JOBS)
 gym.register("Pushes-v0", pushes, max_episode_steps=1000)
+RESERVOIR = {"normalized_action": True, "final": False}  # water goes on
 INVENTORY = "or_gym_inventory:or_gym_inventory/InvManagement"
 for name, env_id, scale, steps, own in (
-    ("Reservoir", "mo_gymnasium:water-reservoir-v0", 100, 100, {"normalized_action": True}),
-    ("Portfolio", "or_gymnasium:PortfolioOpt-v0", 1000, 10, {"final": True}),
+    ("Reservoir", "mo_gymnasium:water-reservoir-v0", 100, 100, RESERVOIR),
+    ("Portfolio", "or_gymnasium:PortfolioOpt-v0", 1000, 10, {}),
     ("Backlog", f"{INVENTORY}Backlog-v0", 100, 30, {}),
     ("LostSales", f"{INVENTORY}LostSales-v0", 100, 30, {}),
 ):
