@@ -216,14 +216,16 @@ def test_noise_is_the_seeds_alone_and_evaluations_have_none():
     assert drawn(10**9, 0.0) == [0] * 9 and drawn(4, 0.0) != drawn(3, 0.0)
 
 
-def test_rewards_of_others_are_summed_and_divided():
+def test_rewards_of_others_are_summed_and_divided_and_time_may_be_final():
     def costs(**options):
         return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda x: np.array([x, 2 * x]))
 
     gym.register("Costs-v0", costs, max_episode_steps=9)
-    env = noise.rescaled("Costs-v0", 100)
-    env.reset(seed=1)
-    assert env.step(0)[1] == 0.03
+    for final in (True, False):
+        env = noise.rescaled("Costs-v0", 100, final)
+        env.reset(seed=1)
+        ends = [env.step(i % 2)[1:4] for i in range(9)]
+        assert ends == [(0.03, False, False)] * 8 + [(0.03, final, not final)]
 
 
 def test_a_server_works_through_its_queue():

@@ -88,7 +88,7 @@ class Final(gym.Wrapper):
 
 
 def rescaled(env_id: str, scale: float, final: bool = True, **options) -> gym.Env:
-    """With the sum of a step's rewards, divided."""
+    """With the sum of a step's rewards, divided; final says whether the end of time is an end."""
     env = gym.make(env_id, disable_env_checker=True, **options)  # it knows no vectors of rewards
     env = Final(env) if final else env
     return gym.wrappers.TransformReward(env, lambda rewards: np.sum(rewards) / scale)
