@@ -261,7 +261,7 @@ def dose():
 
 RESERVOIR, PORTFOLIO = (f"{NOISE}{x}-v0" for x in ("Reservoir", "Portfolio"))
 BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
-BLACKJACK, SMALL = "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
+WIND, BLACKJACK, SMALL = f"{NOISE}Wind-v0", "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
 SCALED = "PPO, rewards / 100"
 EXACT = {BLACKJACK: " --eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
 
@@ -292,7 +292,7 @@ TRIED = {  # columns: a script, and its settings
 }
 LUCK_COLUMNS = ["outcome", "timestep", "not seeded", "regression", "PPO", SCALED]
 LUCK = dict.fromkeys((DISPATCH, RESERVOIR, PORTFOLIO, BACKLOG, LOST_SALES), 200_000)  # steps
-LUCK |= {PUSHES: 100_000, BLACKJACK: 100_000}
+LUCK |= {PUSHES: 100_000, BLACKJACK: 100_000, WIND: 500_000}
 TUNED = [env for env in LUCK if env != LOST_SALES]  # it has Backlog's settings
 
 
@@ -336,12 +336,9 @@ def luck():
             yield RESERVOIR, "PPO, 1M steps", seed, line
 
 
-ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in (*DOSES[:4], "Wind"))]  # of variances.py
+ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in DOSES[:4])]  # of variances.py
 ENVS += [env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1")]
 ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
-
-
-WIND = f"{NOISE}Wind-v0"
 
 
 def members():
