@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -177,6 +178,7 @@ def test_training_commands_can_be_typed(command, monkeypatch):
 
 @pytest.mark.slow
 def test_the_tables_are_current():
+    pytest.importorskip("scipy")
     subprocess.run([sys.executable, DOCS / "benchmark" / "report.py", "--check"], check=True)
 
 
@@ -199,6 +201,19 @@ def test_a_row_is_what_the_script_gives(tmp_path):
     mean_return = sum(ended.recent_returns) / len(ended.recent_returns)
     assert float(row["train_return"]) == pytest.approx(mean_return, abs=0.005)
     assert row["command"] == COMMAND and row["commit"] and "torch 2" in row["versions"]
+
+
+def test_intervals_are_welchs():
+    stats = pytest.importorskip("scipy.stats")
+    report = importlib.import_module("report")
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 1, 5), rng.normal(1, 3, 10)
+    welch = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+    student = stats.ttest_1samp(a, 0).confidence_interval()
+    for (point, half), bounds in ((report.difference(a, b), welch), (report.mean(a), student)):
+        assert [point - half, point + half] == pytest.approx([*bounds])
+    assert report.mean(a, b) == pytest.approx(np.divide(report.difference(a, -b), 2))
+    assert report.difference(np.ones(5), np.zeros(5)) == (1, 0)
 
 
 def test_most_seeds_then_the_highest_return_choose_the_discounts(monkeypatch):

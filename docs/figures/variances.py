@@ -26,10 +26,8 @@ def main() -> None:
     figure, panel = plt.subplots(figsize=(9, 5.4), layout="constrained")
     envs = sorted(studies.ENVS, key=lambda env: np.median(report.variances(env, "50k", "critic")))
     for y, env in enumerate(envs):
-        point, low, high = report.beside_ppo(env)
-        better = "grpo_rtg.py" if low > 0 else "ppo.py" if high < 0 else "neither"
-        if float(format(point, report.form(env))) == 0:
-            better = "neither"
+        point, half = report.beside_ppo(env)
+        better = "grpo_rtg.py" if point > half else "ppo.py" if point < -half else "neither"
         for stage, filled in (("new", False), ("50k", True)):
             found = report.variances(env, stage, "critic")
             style = {"color": COLOURS[better], "alpha": 1 if filled else 0.5}
@@ -47,7 +45,7 @@ def main() -> None:
     panel.set_xlabel("episodes with a critic for as good a gradient as 100 with a shared seed")
     panel.spines[["top", "right"]].set_visible(False)
     for better, colour in COLOURS.items():
-        panel.plot([], [], "o", color=colour, label=f"{better} ended higher")
+        panel.plot([], [], "o", color=colour, label=f"{better} is clearly ahead")
     panel.plot([], [], "o", color=TEXT, markerfacecolor="none", alpha=0.5, label="a new policy")
     panel.plot([], [], "o", color=TEXT, label="trained for 50,000 steps")
     panel.legend(frameon=False, loc="lower right")
