@@ -5,9 +5,8 @@
     python docs/benchmark/report.py --check    # whether tables are current; writes nothing
 
 A table replaces what stands between "<!-- table NAME -->" and "<!-- end -->". A ± is half of a 95%
-interval over seeds, of Welch's t. (With ten seeds bootstraps are too narrow: of two normal samples
-of ten that differ in nothing, 8% of the intervals of their difference are clear of 0, and of five
-12%; Welch's, 5 and 4%. Colas et al. 2019, arXiv:1904.06979, recommend it, too.)
+interval over seeds, of Welch's t: with few seeds a bootstrap's is too narrow (Colas et al. 2019,
+arXiv:1904.06979).
 """
 
 import re

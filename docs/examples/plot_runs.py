@@ -68,7 +68,8 @@ def panels_of(folders: list[Path], tag: str, by: list[str]) -> dict[str, dict[st
     panels = {}
     for folder, options, curve in runs:
         if curve.size >= 4:
-            panels.setdefault(options["env_id"], []).append((options, curve))
+            env_id = options["env_id"].split(":")[-1]  # without its module
+            panels.setdefault(env_id, []).append((options, curve))
         else:
             print(f"{folder} is left out: fewer than two points of {tag}.")
     if not panels:
@@ -97,12 +98,15 @@ def main(args: Options) -> None:
     x, y, curves = "environment steps", LABELS.get(args.tag, args.tag), []
     for env_id, lines in panels.items():
         for name, runs in lines.items():
+            first = max(curve[0, 0] for _, curve in runs)
             last = min(curve[0, -1] for _, curve in runs)
             seeds = sorted((options["seed"] for options, _ in runs), key=int)
             print(f"{env_id}, {name}: seeds {', '.join(seeds)}; drawn to step {last:,.0f}")
             if mixed := differing([options for options, _ in runs]):
                 print(f"  this line mixes runs that differ in {', '.join(mixed)}")
-            grid = np.linspace(max(curve[0, 0] for _, curve in runs), last, POINTS)
+            if last <= first:
+                refuse(f"{env_id}, {name}: one run ends before another begins.")
+            grid = np.linspace(first, last, POINTS)
             for _, curve in runs:
                 values = pandas.Series(np.interp(grid, *curve))
                 mean = values.rolling(SMOOTH, center=True, min_periods=1).mean()
