@@ -356,7 +356,7 @@ def members():
 def twice():
     """grpo_rtg.py with twice the steps, and one run of ppo.py with its own, for their seconds."""
     for env, variant, seed, line in (*ladder(), *luck()):
-        differs = env in ("FrozenLake-v1", "HalfCheetah-v5", *LUCK)
+        differs = env in ("FrozenLake-v1", "Hopper-v5", "HalfCheetah-v5", *LUCK)
         if differs and variant == "timestep" and seed in SEEDS[:5]:
             steps = (STEPS | LUCK)[env]
             yield env, variant, seed, line.replace(f"timesteps {steps}", f"timesteps {2 * steps}")

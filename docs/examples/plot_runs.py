@@ -5,8 +5,8 @@
     python docs/examples/plot_runs.py runs --tag eval/episodic_return    # with --eval-interval
 
 A line is the mean over runs that differ in nothing but the seed, smoothed over 5% of the steps; its
-band is the 95% interval of that mean (a bootstrap over runs). What else runs of one script differ
-in tells lines apart, unless --by names options. A line ends with its shortest run.
+band is two standard errors of that mean to either side. What else runs of one script differ in
+tells lines apart, unless --by names options. A line ends with its shortest run.
 """
 
 import sys
@@ -23,7 +23,7 @@ POINTS = 100  # of a line
 SMOOTH = 5  # points over which a running mean goes
 NO_MATTER = {"seed", "cuda", "eval_interval", "eval_episodes", "greedy", "render", "capture_video"}
 NO_MATTER |= {"track", "checkpoint_interval", "resume", "evaluate"}
-BANDS = {"interval": ("ci", 95), "range": ("pi", 100)}
+BANDS = {"errors": ("se", 2), "range": ("pi", 100)}
 LABELS = {"charts/episodic_return": "return in training", "eval/episodic_return": "return"}
 
 
@@ -82,7 +82,7 @@ class Options:
     folders: tyro.conf.Positional[list[Path]]  # of runs, or one that holds such folders
     by: tuple[str, ...] = ()  # options that tell lines apart, as gamma (none: all that differ)
     tag: str = "charts/episodic_return"  # which curve
-    band: Literal[tuple(BANDS)] = "interval"  # of the mean, 95%; or of all, for three or fewer
+    band: Literal[tuple(BANDS)] = "errors"  # two standard errors; or all runs, for three or fewer
     out: Path = Path("runs", "curves.png")  # the picture, as curves.png or curves.pdf
 
 
@@ -115,7 +115,7 @@ def main(args: Options) -> None:
     seaborn.set_theme(style="ticks", palette="colorblind", rc={"pdf.fonttype": 42})
     picture = seaborn.relplot(
         pandas.concat(curves), kind="line", x=x, y=y, hue="runs", style="runs", col="panel",
-        col_wrap=min(3, len(panels)), errorbar=BANDS[args.band], seed=0, height=2.6, aspect=1.25,
+        col_wrap=min(3, len(panels)), errorbar=BANDS[args.band], height=2.6, aspect=1.25,
         facet_kws={"sharex": False, "sharey": False, "legend_out": False},
     )  # fmt: skip
     picture.set_titles("{col_name}")
