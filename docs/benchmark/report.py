@@ -255,7 +255,6 @@ def beside_ppo(env: str) -> tuple[float, float]:
         ("dose", "seeded", "PPO"),
         ("luck", "timestep", "PPO, rewards / 100"),
         ("luck", "timestep", "PPO"),
-        ("members", "4x8", "PPO"),
         ("ladder", "timestep", "PPO"),
     ):
         found = load(study).get(env, {})
