@@ -235,17 +235,25 @@ def test_a_server_works_through_its_queue():
     assert dispatch.serve(queue, 2.0, np.inf) == 2 + 1 and queue == []
 
 
-def test_runs_are_told_apart_by_their_options():
+def test_runs_are_told_apart_by_their_options(monkeypatch, capsys):
     for gamma, seed in itertools.product((0.9, 0.99), (1, 2)):
         child.train("grpo_rtg", gamma=gamma, seed=seed)
-    child.train("ppo")
+    child.train("ppo", **child.env("Countdown"))
     runs = [plot_runs.read(x, "charts/episodic_return") for x in Path("runs").iterdir()]
     counts = {name: len(x) for name, x in plot_runs.lines_of(runs, []).items()}
     assert counts == {"grpo_rtg, gamma 0.9": 2, "grpo_rtg, gamma 0.99": 2, "ppo": 1}
     assert len(plot_runs.lines_of(runs, ["num_groups"])) == 2
+    panels = plot_runs.panels_of([Path("runs")], "charts/episodic_return", [])
+    assert panels.keys() == {"CartPole-v1", "Countdown-v0"}
     pytest.importorskip("seaborn")
-    plot_runs.main(plot_runs.Options([Path("runs")], out=Path("curves.pdf")))
+    options = plot_runs.Options([Path("runs")], out=Path("curves.pdf"))
+    plot_runs.main(options)
     assert Path("curves.pdf").stat().st_size > 1000
+    apart = [({"seed": "1"}, np.array([[x, x + 1], [0, 0]])) for x in (0, 2)]
+    monkeypatch.setattr(plot_runs, "panels_of", lambda *x: {"A-v0": {"grpo_rtg": apart}})
+    with pytest.raises(SystemExit):
+        plot_runs.main(options)
+    assert "ends before another begins" in capsys.readouterr().err
 
 
 def test_wrappers_mend_what_people_bring(monkeypatch):

@@ -342,7 +342,7 @@ ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 
 
 def members():
-    """Few large groups or many small ones, as many episodes in an iteration; PPO in the wind."""
+    """Few large groups or many small ones, as many episodes in an iteration."""
     of = {env: (f"--norm-obs {chosen(env, 'timestep', GROUPS)}", LUCK[env]) for env in LUCK}
     of[WIND] = "--ent-coef 0", 500_000
     for seed in SEEDS[:5]:
@@ -350,7 +350,6 @@ def members():
             for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
                 flags = f"{options} --num-groups {groups} --group-size {size}"
                 yield env, f"{groups}x{size}", seed, command(env, "grpo_rtg.py", flags, seed, steps)
-        yield WIND, "PPO", seed, command(WIND, "ppo.py", "", seed, 500_000)
 
 
 def twice():
