@@ -1,9 +1,9 @@
 """metered:Env-v0 is an environment that notes when training reaches a return, for speed.py seconds.
 
 What it is to watch stands in the variable METER, as JSON: env_id, threshold (the mean return of 100
-episodes in a row, which ends the process), steps (of training: the process ends after them, too),
-spawned (when the process was started, by time.time) and path (of what it noted). All environments
-of a process count together. Needs nothing but Gymnasium, from 0.29 on.
+episodes in a row, which ends the process), steps and longest (steps and seconds of training, after
+which the process ends, too), spawned (when the process was started, by time.time) and path (of what
+it noted). All environments of a process count together. Needs nothing but Gymnasium, from 0.29 on.
 """
 
 import atexit
@@ -42,7 +42,8 @@ class Metered(gym.Wrapper):
             recent.append(self.episode_return)
         if len(recent) == 100 and sum(recent) / 100 >= METER["threshold"]:
             noted["reached"] = 1
-        if noted["reached"] or noted["steps"] == METER["steps"]:
+        seconds = time.time() - METER["spawned"] - noted["start_up"]
+        if noted["reached"] or noted["steps"] == METER["steps"] or seconds > METER["longest"]:
             write_down()
             os._exit(0)
         return obs, reward, terminated, truncated, info

@@ -3,7 +3,8 @@
     python docs/benchmark/sb3.py --env-id CartPole-v1 --settings '{"n_envs": 8}'
 
 Settings are PPO's, n_envs, and normalize: VecNormalize, and bounded actions from -1 to 1, as in the
-scripts. A number that is a text falls linearly to 0. Evaluations have the scripts' starts.
+scripts. A number that is a text falls linearly to 0. With policy_kwargs, networks have ReLU.
+Evaluations have the scripts' starts.
 """
 
 import json
@@ -55,6 +56,8 @@ def main(
     torch.set_num_threads(1)
     options = json.loads(settings)
     options = {k: falling(v) if isinstance(v, str) else v for k, v in options.items()}
+    if "policy_kwargs" in options:
+        options["policy_kwargs"]["activation_fn"] = torch.nn.ReLU
     normalize = options.pop("normalize", False)
     wrapper = partial(wrapped, normalize=normalize)
     make = partial(make_vec_env, partial(gym.make, env_id), wrapper_class=wrapper)

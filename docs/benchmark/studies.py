@@ -212,7 +212,7 @@ def ablations():
 DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
 DEFAULT_STEPS |= {"LunarLander-v3": 1_000_000}
 DISPATCH = "docs.examples.dispatch:Dispatch-v0"
-SECONDS_STEPS = DEFAULT_STEPS | {DISPATCH: 200_000}
+SECONDS_STEPS = DEFAULT_STEPS | {"HalfCheetah-v5": 250_000, DISPATCH: 200_000}
 FURTHER_STEPS = {"FrozenLake-v1": 100_000, "MountainCarContinuous-v0": 300_000}
 REPORTED_STEPS = DEFAULT_STEPS | {"LunarLanderContinuous-v3": 1_000_000} | FURTHER_STEPS
 GRPO_TRIED = [(4, 4, 8, 256, "3e-3"), (4, 4, 8, 512, "5e-3"), (4, 4, 8, 1024, "5e-3")]
