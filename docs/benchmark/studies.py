@@ -298,11 +298,13 @@ def luck_tuning():
     for seed in TUNING_SEEDS[:2]:
         for env in TUNED:
             for column, (script, settings) in TRIED.items():
+                if column == "PPO" and env in (DISPATCH, BACKLOG):
+                    script += " --ent-coef 0"  # its default, too
                 for options in settings:
                     line = command(env, script, options + EXACT.get(env, ""), seed, LUCK[env])
                     yield env, f"{column} {options}", seed, line
         for options in OF_PPO:
-            line = command(SMALL, "ppo.py --norm-obs", options, seed, 200_000)
+            line = command(SMALL, "ppo.py --norm-obs --ent-coef 0", options, seed, 200_000)
             yield DISPATCH, f"{SCALED} {options}", seed, line
 
 
@@ -339,7 +341,7 @@ ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 def members():
     """Few large groups or many small ones, as many episodes in an iteration."""
     of = {env: (f"--norm-obs {chosen(env, 'timestep', GROUPS)}", LUCK[env]) for env in LUCK}
-    of[WIND] = "", LUCK[WIND]  # --norm-obs may hurt there
+    of[WIND] = "--ent-coef 0", LUCK[WIND]
     for seed in SEEDS[:5]:
         for env, (options, steps) in of.items():
             for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
