@@ -89,8 +89,8 @@ def commands(env_id: str, seed: int) -> dict[str, list[str]]:
         script = "ppo_continuous_action.py" if continuous else "ppo.py"
         script = f"{os.environ['CLEANRL']}/cleanrl/{script}"
         found["CleanRL"] = [os.environ["CLEANRL_PYTHON"], script, *flags]
-    if env_id == DISPATCH:
-        return {name: found[name] for name in list(found)[:3]}
+    if env_id == DISPATCH:  # without VecNormalize there is nothing to compare
+        found = {name: found[name] for name in found if name not in LONGEST}
     return found
 
 
@@ -122,7 +122,7 @@ def seconds(seeds: range) -> None:
             jobs += [(env_id, entry, seed, line) for entry, line in commands(env_id, seed).items()]
     done = run.read(path)
     jobs = [job for job in jobs if (job[0], job[1], str(job[2])) not in done]
-    jobs.sort(key=lambda job: job[1] in LONGEST)  # those of next to no settings last
+    jobs.sort(key=lambda job: job[1] in LONGEST)  # the slow ones last
     with ThreadPoolExecutor(2) as pool:
         for end in as_completed([pool.submit(measure, *job) for job in jobs]):
             row = end.result()
