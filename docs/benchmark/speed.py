@@ -67,10 +67,7 @@ COLUMNS = ["env", "variant", "seed", "reached", "steps", "seconds", "start_up", 
 def own_flags(env_id: str, variant: str) -> list[str]:
     """What timestep or PPO has on an environment."""
     if env_id == "HalfCheetah-v5":
-        chosen = studies.best(
-            "discount_tuning", env_id, variant, studies.discounts(env_id, variant)
-        )
-        return f"{studies.base(env_id, variant)} {chosen}".split()
+        return studies.tuned(env_id, variant).split()
     return ["--norm-obs"] if env_id == DISPATCH else []
 
 

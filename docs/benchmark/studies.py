@@ -135,14 +135,19 @@ def best(study: str, env: str, variant: str, options: list[str]) -> str:
     return max(options, key=merit)
 
 
+def tuned(env: str, variant: str) -> str:
+    """A variant's options, with the best of its discounts."""
+    chosen = best("discount_tuning", env, variant, discounts(env, variant))
+    return f"{base(env, variant)} {chosen}"
+
+
 def ladder():
     """Every variant on every environment, with the best of its discounts."""
     for seed in SEEDS:
         for env, steps in STEPS.items():
             for variant, script in columns(env).items():
-                chosen = best("discount_tuning", env, variant, discounts(env, variant))
-                flags = f"{base(env, variant)} {chosen}"
-                yield env, variant, seed, command(env, script, flags, seed, steps)
+                line = command(env, script, tuned(env, variant), seed, steps)
+                yield env, variant, seed, line
 
 
 def earlier(env: str, variant: str) -> str:
