@@ -163,11 +163,14 @@ def discounts_table() -> str:
 def ablations_table() -> str:
     """What an option changes: a row for each, a column for each environment."""
     found = load("ablations", 5)
-    options = dict.fromkeys(name for entries in found.values() for name in entries)
+    options = [*studies.OPTIONS, "groups of two", "one group", "outcome, --no-seed-groups"]
     lines = []
-    for option in list(options)[2:]:  # after the two that options change
+    for option in [*options, *studies.SCALES]:
         cells = []
         for env, entries in found.items():
+            if option not in entries:  # the environment's own weight of the bonus
+                cells.append("–")
+                continue
             base = entries["outcome" if option.startswith("outcome") else "timestep"]
             change = difference(values(entries[option]), values(base))
             cells.append(shown(*change, form(env), is_clear(*change)))

@@ -151,10 +151,9 @@ def ladder():
 
 
 def earlier(env: str, variant: str) -> str:
-    """A variant's options before the discounts were tuned, and without an entropy bonus."""
+    """A variant's options before the discounts were tuned."""
     options = base(env, variant) + (" --gamma 1" if variant == "outcome" else " --gamma 0.99")
-    options += " --gae-lambda 0.95" * (variant == "regression")
-    return options + " --ent-coef 0" * (variant != "PPO" and env not in DENSE)
+    return options + " --gae-lambda 0.95" * (variant == "regression")
 
 
 THREE = ("timestep", "regression", "PPO")
@@ -184,9 +183,8 @@ def still(env: str = "Acrobot-v1"):
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
-OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 1", "--ent-coef 0.001"]
-OPTIONS += ["--ent-coef 0.01"]
-OPTIONS += ["--update-epochs 1"]
+OPTIONS += ["--kl-coef 0.04", "--kl-coef 0.04 --ref-update-interval 1"]
+OPTIONS += ["--ent-coef 0", "--ent-coef 0.001", "--ent-coef 0.01", "--update-epochs 1"]
 SCALES = {"leave-one-out": "leave-one-out", "a std for each step": "step"}
 EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLander-v3": 16}
 
@@ -196,7 +194,8 @@ def ablations():
     for seed in SEEDS:
         for env, episodes in EPISODES.items():  # of an iteration
             changes = [("timestep", "timestep", ""), ("outcome", "outcome", "")]
-            changes += [("timestep", options, options) for options in OPTIONS]
+            own = f"--ent-coef {0 if env in DENSE else 0.001}"
+            changes += [("timestep", options, options) for options in OPTIONS if options != own]
             pairs = f"--num-groups {episodes // 2} --group-size 2"
             changes.append(("timestep", "groups of two", pairs))
             changes.append(("timestep", "one group", f"--num-groups 1 --group-size {episodes}"))
@@ -303,13 +302,11 @@ def luck_tuning():
     for seed in TUNING_SEEDS[:2]:
         for env in TUNED:
             for column, (script, settings) in TRIED.items():
-                if column == "PPO" and env in (DISPATCH, BACKLOG):
-                    script += " --ent-coef 0"  # its default, too
                 for options in settings:
                     line = command(env, script, options + EXACT.get(env, ""), seed, LUCK[env])
                     yield env, f"{column} {options}", seed, line
         for options in OF_PPO:
-            line = command(SMALL, "ppo.py --norm-obs --ent-coef 0", options, seed, 200_000)
+            line = command(SMALL, "ppo.py --norm-obs", options, seed, 200_000)
             yield DISPATCH, f"{SCALED} {options}", seed, line
 
 
@@ -345,10 +342,9 @@ ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 
 def members():
     """Few large groups or many small ones, as many episodes in an iteration."""
-    of = {env: (f"--norm-obs {chosen(env, 'timestep', GROUPS)}", LUCK[env]) for env in LUCK}
-    of[WIND] = "--ent-coef 0", LUCK[WIND]
     for seed in SEEDS[:5]:
-        for env, (options, steps) in of.items():
+        for env, steps in LUCK.items():
+            options = f"--norm-obs {chosen(env, 'timestep', GROUPS)}"
             for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
                 flags = f"{options} --num-groups {groups} --group-size {size}"
                 yield env, f"{groups}x{size}", seed, command(env, "grpo_rtg.py", flags, seed, steps)
