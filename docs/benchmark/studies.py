@@ -159,17 +159,17 @@ def earlier(env: str, variant: str) -> str:
 THREE = ("timestep", "regression", "PPO")
 
 
-def few(envs, steps: int, like: str | None = None):
-    """Some variants and seeds on environments, with their options or those of another one."""
-    for seed in SEEDS[:5]:
+def few(seeds, envs, steps: int, like: str | None = None):
+    """Some variants on environments, with their options or those of another one."""
+    for seed in seeds:
         for env in envs:
             for name in THREE:
                 options = earlier(like or env, name)
                 yield env, name, seed, command(env, VARIANTS[name], options, seed, steps)
 
 
-million = partial(few, ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
-unseen = partial(few, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
+million = partial(few, SEEDS[:5], ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
+unseen = partial(few, SEEDS, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
 
 
 def still(env: str = "Acrobot-v1"):
@@ -342,7 +342,7 @@ ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
 
 def members():
     """Few large groups or many small ones, as many episodes in an iteration."""
-    for seed in SEEDS[:5]:
+    for seed in SEEDS:
         for env, steps in LUCK.items():
             options = f"--norm-obs {chosen(env, 'timestep', GROUPS)}"
             for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
@@ -354,7 +354,7 @@ def twice():
     """grpo_rtg.py with twice the steps, and one run of ppo.py with its own, for their seconds."""
     for env, variant, seed, line in (*ladder(), *luck()):
         differs = env in ("FrozenLake-v1", "Hopper-v5", "HalfCheetah-v5", *LUCK)
-        if differs and variant == "timestep" and seed in SEEDS[:5]:
+        if differs and variant == "timestep":
             steps = (STEPS | LUCK)[env]
             yield env, variant, seed, line.replace(f"timesteps {steps}", f"timesteps {2 * steps}")
         if differs and variant == "PPO" and seed == SEEDS[0]:
