@@ -187,12 +187,13 @@ COMMAND = f"grpo_outcome.py --env-id CartPole-v1 --total-timesteps 2500 {FLAGS} 
 
 
 @pytest.mark.slow
-def test_a_row_is_what_the_script_gives(tmp_path):
+def test_a_row_is_what_the_script_gives(monkeypatch, tmp_path):
     run = importlib.import_module("run")
-    jobs = [run.Job("CartPole-v1", "outcome", 7, COMMAND)]
-    jobs.append(run.Job("CartPole-v1", "wrong", 7, COMMAND.replace("size 4", "size 1")))
-    assert run.run_all(jobs, tmp_path / "small.csv", 2) == 1  # the second one fails
-    [row] = run.read(tmp_path / "small.csv").values()
+    monkeypatch.setattr(run.studies, "RESULTS", tmp_path)
+    jobs = {("CartPole-v1", "outcome", "7"): COMMAND}
+    jobs["CartPole-v1", "wrong", "7"] = COMMAND.replace("size 4", "size 1")
+    assert run.run_all(jobs, "small", 2) == 1  # the second one fails
+    [row] = run.studies.read("small").values()
     module = MODULES["grpo_outcome"]
     ended = module.train(tyro.cli(module.Args, args=COMMAND.split()[1:]))  # in this process
     assert int(row["steps"]) == ended.step

@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 
 METER = json.loads(os.environ["METER"])
-noted = {"steps": 0, "reached": 0}
+noted = {"reached": 0, "steps": 0, "seconds": 0, "start_up": 0}
 recent = deque(maxlen=100)
 
 

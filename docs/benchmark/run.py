@@ -3,7 +3,6 @@
     pip install -r docs/benchmark/requirements.txt
     python docs/benchmark/run.py ladder                         # all, a run on each core
     python docs/benchmark/run.py ladder --only "Acrobot.* PPO"  # whose name this matches
-    python docs/benchmark/run.py ladder --list                  # what is missing
     python docs/benchmark/run.py ladder --replay 20             # do 20 rows repeat themselves?
 
 A run is a process with one thread. What is in the CSV with the same command is not run again, so a
@@ -12,8 +11,7 @@ study can be stopped and started at any time.
 A row of docs/benchmark/results/STUDY.csv: environment, variant and seed; steps of training; greedy,
 the mean return of 100 episodes after training, from the same starts in every run; train_return, the
 mean of the last 100 training episodes; seconds of training; curve, the mean return of training
-episodes in each 25th of the budget; command, commit and versions. A + after the commit: the scripts
-differed from it.
+episodes in each 25th of the budget; command, commit and versions. The scripts must be as committed.
 """
 
 import csv
@@ -38,46 +36,29 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
-COLUMNS = ["env", "variant", "seed", "steps", "greedy", "train_return", "seconds", "command"]
-COLUMNS += ["commit", "versions", "curve"]
 POINTS = 25  # of a learning curve
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run: what it is called, and the script with its options."""
-
-    env: str
-    variant: str
-    seed: int
-    command: str
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.env, self.variant, str(self.seed)
-
-
-def execute(job: Job, root: Path = ROOT) -> dict:
-    """Train and evaluate; the row of the CSV, or env, variant, seed and the error."""
-    row = {"env": job.env, "variant": job.variant, "seed": job.seed}
-    script, *flags = job.command.split()
+def execute(key: tuple[str, str, str], command: str, root: Path = ROOT) -> dict:
+    """Train and evaluate; the row of the CSV."""
+    script, *flags = command.split()
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, root / script, *flags]
         variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
-        if done.returncode:  # the other runs go on
-            return row | {"error": f"{job.command}: {done.stderr[-2000:]}"}
+        if done.returncode:
+            raise RuntimeError(f"{command}: {done.stderr[-2000:]}")
         [run_dir] = Path(folder, "runs").iterdir()
         curve = training_curve(run_dir, int(flags[flags.index("--total-timesteps") + 1]))
     steps, seconds = re.search(r"Trained ([\d,]+) steps in (\S+) s", done.stdout).groups()
-    return row | {
-        "steps": int(steps.replace(",", "")),
+    return {
+        **dict(zip(("env", "variant", "seed"), key)),
+        "steps": steps.replace(",", ""),
         "greedy": re.search(r"Greedy evaluation.* return (\S+)", done.stdout)[1],
         "train_return": re.search(r"Training return.*: (\S+)", done.stdout)[1],
         "seconds": seconds,
-        "command": job.command,
-        "commit": commit(script),
+        "command": command,
+        "commit": git("rev-parse", "--short", "HEAD"),
         "versions": versions(),
         "curve": curve,
     }
@@ -88,9 +69,7 @@ def training_curve(run_dir: Path, steps: int) -> str:
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     tags = {"charts/episodic_return", "rollout/ep_rew_mean"}  # ours, SB3's
     [tag] = tags.intersection(events.Tags()["scalars"])
-    logged = events.Scalars(tag)
-    at = np.array([point.step for point in logged])
-    values = np.array([point.value for point in logged])
+    at, values = np.array([(point.step, point.value) for point in events.Scalars(tag)]).T
     means = []
     for end in np.linspace(0, steps, POINTS + 1)[1:]:
         here = values[(at > end - steps / POINTS) & (at <= end)]
@@ -99,17 +78,8 @@ def training_curve(run_dir: Path, steps: int) -> str:
 
 
 def git(*words) -> str:
-    """What a git command in this repository prints; RuntimeError if it fails."""
-    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip())
-    return done.stdout.strip()
-
-
-def commit(script: str) -> str:
-    """The commit that is checked out, with a + if the script differs from it."""
-    changed = git("status", "--porcelain", "--", script, "grpo_rtg.py")
-    return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
+    """What a git command in this repository prints."""
+    return subprocess.check_output(["git", "-C", ROOT, *words], text=True).strip()
 
 
 def versions() -> str:
@@ -121,64 +91,55 @@ def versions() -> str:
     return ", ".join([f"Python {platform.python_version()}", *names])
 
 
-def read(path: Path) -> dict[tuple, dict]:
-    """The rows of a CSV by environment, variant and seed."""
-    if not path.exists():
-        return {}
-    with open(path, newline="") as file:
-        return {(row["env"], row["variant"], row["seed"]): row for row in csv.DictReader(file)}
-
-
-def write(path: Path, rows: dict[tuple, dict], columns: list[str] = COLUMNS) -> None:
-    """Write a CSV in the order of its keys, whole or not at all."""
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
+def add(study: str, row: dict) -> None:
+    """Add a row to a CSV, or replace it, in the order of its keys; whole or not at all."""
+    rows = studies.read(study)  # anew, for another part may be running beside this one
+    rows[row["env"], row["variant"], row["seed"]] = row
+    part = studies.RESULTS / f"{study}.part"
     with open(part, "w", newline="") as file:
-        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table = csv.DictWriter(file, list(row), lineterminator="\n")
         table.writeheader()
         for key in sorted(rows, key=lambda key: (key[0], key[1], int(key[2]))):
             table.writerow(rows[key])
-    part.replace(path)
+    part.replace(part.with_suffix(".csv"))
 
 
-def run_all(jobs: list[Job], path: Path, processes: int) -> int:
+def run_all(jobs: dict[tuple, str], study: str, processes: int) -> int:
     """Run what is to be run and add it to the CSV; how many runs failed."""
     failed = 0
     with ThreadPoolExecutor(processes) as pool:
-        ends = [pool.submit(execute, job) for job in jobs]
+        ends = [pool.submit(execute, *job) for job in jobs.items()]
         for end in tqdm(as_completed(ends), total=len(jobs), unit=" runs"):
-            row = end.result()
-            if "error" in row:
+            if error := end.exception():  # the other runs go on
                 failed += 1
-                tqdm.write(row["error"])
+                tqdm.write(str(error))
                 continue
+            row = end.result()
             tqdm.write("{env} {variant} {seed}: greedy {greedy}, {seconds} s".format(**row))
-            rows = read(path)  # anew, for another part may be running beside this one
-            write(path, rows | {(row["env"], row["variant"], str(row["seed"])): row})
+            add(study, row)
     return failed
 
 
 def replay(rows: list[dict], processes: int) -> bool:
     """Run rows again, each with the scripts of its own commit; whether all end as they did."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-        for name in {row["commit"].rstrip("+") for row in rows}:
+        for name in {row["commit"] for row in rows}:
             git("worktree", "add", "--detach", f"{folder}/{name}", name)
 
         def again(row: dict) -> str:
             if not versions().startswith(row["versions"]):  # older rows name no processor
                 return f"not comparable: made with {row['versions']}"
-            if row["commit"].endswith("+"):
-                return "not comparable: the script differed from the commit"
-            job = Job(row["env"], row["variant"], row["seed"], row["command"])
-            new = execute(job, Path(folder, row["commit"]))
+            key = row["env"], row["variant"], row["seed"]
+            try:
+                new = execute(key, row["command"], Path(folder, row["commit"]))
+            except RuntimeError as error:
+                return f"otherwise: {error}"
             names = ("steps", "greedy", "train_return", "curve")
-            if all(str(new.get(name)) == row[name] for name in names):
+            changed = [f"{x} {new[x]}, was {row[x]}" for x in names if new[x] != row[x]]
+            if not changed:
                 return "as in the CSV"
-            pairs = [f"{name} {new.get(name)}, was {row[name]}" for name in names[:3]]
-            end = new.get("error") or "; ".join(pairs)
-            if row["versions"] != versions():
-                return f"not comparable, perhaps another processor: {end}"
-            return f"otherwise: {end}"
+            verdict = "otherwise" if row["versions"] == versions() else "another processor?"
+            return f"{verdict}: {'; '.join(changed)}"
 
         ends = [*pool.map(again, rows)]
     git("worktree", "prune")
@@ -193,29 +154,25 @@ class Options:
     study: tyro.conf.Positional[Literal[tuple(studies.STUDIES)]]
     jobs: int = os.cpu_count()  # runs side by side
     only: str = ""  # regular expression that 'environment variant seed' must match
-    list: bool = False  # say what is missing, run nothing
     replay: int = 0  # run so many of the rows again
-    seed: int = 1  # with --replay: chooses the rows
 
 
 def main() -> None:
     args = tyro.cli(Options, description=__doc__)
-    path = RESULTS / f"{args.study}.csv"
-    rows = read(path)
+    rows = studies.read(args.study)
     if args.replay:
         named = [row for key, row in rows.items() if re.search(args.only, " ".join(key))]
-        chosen = random.Random(args.seed).sample(named, min(args.replay, len(named)))
+        chosen = random.sample(named, min(args.replay, len(named)))
         minutes = sum(float(row["seconds"]) for row in chosen) / args.jobs / 60
         print(f"{len(chosen)} runs, which took {minutes:.0f} minutes when the CSV was made")
         sys.exit(not replay(chosen, args.jobs))
-    jobs = [Job(*job) for job in studies.STUDIES[args.study]()]
-    missing = [job for job in jobs if rows.get(job.key, {}).get("command") != job.command]
-    todo = [job for job in missing if re.search(args.only, " ".join(job.key))]
-    print(f"{args.study}: {len(jobs) - len(missing)} of {len(jobs)} runs are in {path.name}")
-    if args.list:
-        print("\n".join(f"missing: {' '.join(job.key)}" for job in todo))
-        return
-    if failed := run_all(todo, path, args.jobs):
+    if git("status", "--porcelain", "--", "grpo_*.py", "ppo.py", "docs/examples"):
+        sys.exit("Commit the scripts: a row names the commit that it is of.")
+    jobs = studies.jobs(args.study)
+    missing = {key: jobs[key] for key in jobs if rows.get(key, {}).get("command") != jobs[key]}
+    print(f"{args.study}: {len(jobs) - len(missing)} of {len(jobs)} runs are in its CSV")
+    todo = {key: missing[key] for key in missing if re.search(args.only, " ".join(key))}
+    if failed := run_all(todo, args.study, args.jobs):
         sys.exit(f"{failed} of {len(todo)} runs failed.")
 
 

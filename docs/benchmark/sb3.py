@@ -10,8 +10,8 @@ Evaluations have the scripts' starts.
 import json
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
+from operator import mul
 from pathlib import Path
 
 import gymnasium as gym
@@ -42,10 +42,6 @@ def wrapped(env: gym.Env, normalize: bool) -> gym.Env:
     return TransformAction(env, stretch, gym.spaces.Box(-1, 1, space.shape))
 
 
-def falling(start: str) -> Callable[[float], float]:
-    return lambda remaining: float(start) * remaining
-
-
 def main(
     env_id: str,
     total_timesteps: int = 200_000,
@@ -55,12 +51,12 @@ def main(
 ) -> None:
     torch.set_num_threads(1)
     options = json.loads(settings)
-    options = {k: falling(v) if isinstance(v, str) else v for k, v in options.items()}
+    options = {k: partial(mul, float(v)) if isinstance(v, str) else v for k, v in options.items()}
     if "policy_kwargs" in options:
         options["policy_kwargs"]["activation_fn"] = torch.nn.ReLU
     normalize = options.pop("normalize", False)
-    wrapper = partial(wrapped, normalize=normalize)
-    make = partial(make_vec_env, partial(gym.make, env_id), wrapper_class=wrapper)
+    make = partial(make_vec_env, partial(gym.make, env_id), wrapper_class=wrapped)
+    make = partial(make, wrapper_kwargs={"normalize": normalize})
     env = make(options.pop("n_envs", 1), seed)
     if normalize:
         env = VecNormalize(env, gamma=options["gamma"])

@@ -25,11 +25,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from datetime import date
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -40,8 +40,7 @@ import tyro
 from report import GOALS
 from studies import DISPATCH, SECONDS_STEPS
 
-# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026); a text is a
-# rate that falls linearly to 0.
+# hyperparams/ppo.yml of github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2 (April 2026)
 ZOO = {
     "CartPole-v1": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98}
     | {"n_epochs": 20, "ent_coef": 0.0, "learning_rate": "0.001", "clip_range": "0.2"},
@@ -56,28 +55,23 @@ ZOO = {
     | {"gamma": 0.98, "gae_lambda": 0.92, "n_epochs": 20, "learning_rate": 2.0633e-05}
     | {"ent_coef": 0.000401762, "clip_range": 0.1, "max_grad_norm": 0.8, "vf_coef": 0.58096}
     | {"policy_kwargs": {"log_std_init": -2, "ortho_init": False, "net_arch": [256, 256]}},
-    DISPATCH: {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
-    | {"learning_rate": "0.001"},
+    DISPATCH: studies.SB3,
 }
 # CleanRL and SB3's defaults were not chosen for an environment.
 LONGEST = {"CleanRL": 600, "SB3, defaults": 600}  # seconds; 1200 elsewhere
-COLUMNS = ["env", "variant", "seed", "reached", "steps", "seconds", "start_up", "peak", "day"]
 
 
-def own_flags(env_id: str, variant: str) -> list[str]:
-    """What timestep or PPO has on an environment."""
-    if env_id == "HalfCheetah-v5":
-        return studies.tuned(env_id, variant).split()
-    return ["--norm-obs"] if env_id == DISPATCH else []
-
-
-def commands(env_id: str, seed: int) -> dict[str, list[str]]:
+def commands(env_id: str, seed: str) -> dict[str, list[str]]:
     """Who trains, and what runs it."""
     steps = str(SECONDS_STEPS[env_id])
-    flags = ["--env-id", "metered:Env-v0", "--total-timesteps", steps, "--seed", str(seed)]
+    flags = ["--env-id", "metered:Env-v0", "--total-timesteps", steps, "--seed", seed]
     found = {}
-    for name, variant in (("grpo_rtg.py", "timestep"), ("ppo.py", "PPO")):
-        found[name] = [sys.executable, f"{run.ROOT}/{name}", *own_flags(env_id, variant), *flags]
+    for variant in ("timestep", "PPO"):
+        line = studies.VARIANTS[variant] + " --norm-obs" * (env_id == DISPATCH)
+        if env_id == "HalfCheetah-v5":
+            line = studies.tuned(env_id, variant)
+        script, *own = line.split()
+        found[script] = [sys.executable, f"{run.ROOT}/{script}", *own, *flags]
     for name, settings in (("SB3, RL-Zoo's settings", ZOO[env_id]), ("SB3, defaults", {})):
         sb3_flags = [*flags, "--settings", json.dumps(settings)]
         found[name] = [sys.executable, f"{run.ROOT}/docs/benchmark/sb3.py", *sb3_flags]
@@ -91,7 +85,7 @@ def commands(env_id: str, seed: int) -> dict[str, list[str]]:
     return found
 
 
-def measure(env_id: str, entry: str, seed: int, command: list[str]) -> dict:
+def measure(env_id: str, entry: str, seed: str, command: list[str]) -> dict:
     """The row of a run in a process and a folder of its own, as metered.py notes it."""
     meter = {"env_id": env_id, "steps": SECONDS_STEPS[env_id], "threshold": GOALS[env_id]}
     meter["longest"] = LONGEST.get(entry, 1200)
@@ -108,71 +102,51 @@ def measure(env_id: str, entry: str, seed: int, command: list[str]) -> dict:
             sys.exit(f"{entry} on {env_id}: {done.stderr[-2000:]}")
         noted = json.loads(path.read_text())
     noted = {name: round(value, 1) for name, value in noted.items()}
-    return {"env": env_id, "variant": entry, "seed": str(seed)} | noted | {"day": date.today()}
+    return {"env": env_id, "variant": entry, "seed": seed} | noted | {"day": date.today()}
 
 
-def seconds(seeds: range) -> None:
-    path = run.RESULTS / "seconds.csv"
+def seconds() -> None:
+    """How long each library takes to reach the threshold."""
+    done = studies.read("seconds")
     jobs = []
-    for env_id in SECONDS_STEPS:
-        for seed in seeds:
-            jobs += [(env_id, entry, seed, line) for entry, line in commands(env_id, seed).items()]
-    done = run.read(path)
-    jobs = [job for job in jobs if (job[0], job[1], str(job[2])) not in done]
+    for env_id, seed in product(SECONDS_STEPS, ("1", "2")):
+        jobs += [(env_id, entry, seed, line) for entry, line in commands(env_id, seed).items()]
+    jobs = [job for job in jobs if job[:3] not in done]
     jobs.sort(key=lambda job: job[1] in LONGEST)  # the slow ones last
     with ThreadPoolExecutor(2) as pool:
         for end in as_completed([pool.submit(measure, *job) for job in jobs]):
-            row = end.result()
-            key = (row["env"], row["variant"], row["seed"])
-            run.write(path, run.read(path) | {key: row}, COLUMNS)
+            run.add("seconds", end.result())
 
 
-def rate(flags: list[str]) -> float:
-    """Environment steps per second of a run of grpo_rtg.py."""
-    command = [sys.executable, f"{run.ROOT}/grpo_rtg.py", *flags, "--eval-episodes", "1"]
+def rate(width: int, groups: int, seed: int, device: str) -> float:
+    """Steps per second of a run of grpo_rtg.py that learns nothing, of some iterations at least."""
+    steps = max(20_000 if width == 64 else 4_000, groups * 16 * 120)
+    flags = f"--hidden-size {width} --num-groups {groups} --group-size 16 --seed {seed} {device}"
+    flags += f" --total-timesteps {steps} --minibatch-size 64 --update-epochs 1"
+    flags += " --learning-rate 1e-9 --no-anneal-lr --eval-episodes 1"
+    command = [sys.executable, f"{run.ROOT}/grpo_rtg.py", *flags.split()]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return float(re.search(r"\((\S+) steps/s\)", done.stdout)[1].replace(",", ""))
 
 
-def short_episodes(width: int, groups: int, size: int) -> list[str]:
-    """Flags of a run that learns nothing, of some iterations at least."""
-    steps = max(20_000 if width == 64 else 4_000, groups * size * 120)
-    flags = f"--hidden-size {width} --num-groups {groups} --group-size {size}"
-    flags += f" --total-timesteps {steps} --minibatch-size 64 --update-epochs 1"
-    return [*flags.split(), "--learning-rate", "1e-9", "--no-anneal-lr"]
-
-
-def gpu(seeds: range) -> None:
+def gpu() -> None:
+    """Steps per second with and without a GPU."""
     if not torch.cuda.is_available():
-        print("speed.py: torch finds no GPU.", file=sys.stderr)
-        sys.exit(2)
+        sys.exit("speed.py: torch finds no GPU.")
     print(f"{torch.cuda.get_device_name()}, one thread of the CPU\n")
     print("| width | groups of 16 | --no-cuda, steps/s | --cuda, steps/s | ratio |")
     print("|-|-|-|-|-|")
-    for width in (64, 256, 1024):
-        for groups in (1, 8, 64):
-            pairs = []
-            for seed in seeds:  # side by side, each with a core of its own
-                flags = [*short_episodes(width, groups, 16), "--seed", str(seed)]
-                with ThreadPoolExecutor(2) as pool:
-                    pairs.append([*pool.map(rate, (flags, [*flags, "--cuda"]))])
-            on_cpu, on_gpu = (median(rates) for rates in zip(*pairs))
-            ratio = median(gpu / cpu for cpu, gpu in pairs)
-            print(f"| {width} | {groups} | {on_cpu:,.0f} | {on_gpu:,.0f} | {ratio:.2f} |")
-
-
-@dataclass
-class Options:
-    table: tyro.conf.Positional[Literal["seconds", "gpu"]]
-    seeds: str = "1-2"  # first-last
-
-
-def main() -> None:
-    args = tyro.cli(Options, description=__doc__)
-    first, last = map(int, args.seeds.split("-"))
-    {"seconds": seconds, "gpu": gpu}[args.table](range(first, last + 1))
+    for width, groups in product((64, 256, 1024), (1, 8, 64)):
+        pairs = []
+        for seed in (1, 2, 3):  # side by side, each with a core of its own
+            with ThreadPoolExecutor(2) as pool:
+                run_on = partial(rate, width, groups, seed)
+                pairs.append([*pool.map(run_on, ("--no-cuda", "--cuda"))])
+        on_cpu, on_gpu = (median(rates) for rates in zip(*pairs))
+        ratio = median(gpu / cpu for cpu, gpu in pairs)
+        print(f"| {width} | {groups} | {on_cpu:,.0f} | {on_gpu:,.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.extras.subcommand_cli_from_dict({"seconds": seconds, "gpu": gpu}, description=__doc__)

@@ -1,7 +1,6 @@
 """The studies that run.py runs: which settings, on which environments, with which seeds.
 
-A study is a function that gives the fields of run.py's Job for each of its runs, in the order in
-which to run them.
+A study is a function that gives each of its settings: seeds, environment, variant and command.
 """
 
 import csv
@@ -21,16 +20,16 @@ STEPS = {
     "Hopper-v5": 250_000,
     "HalfCheetah-v5": 250_000,
 }
+RESULTS = Path(__file__).parent / "results"
 TUNING_SEEDS = range(101, 121)  # no result uses them
 SEEDS = range(1, 11)  # of the results
 DEFAULTS_SEEDS = {"grpo_rtg.py": range(31, 41), "ppo.py": SEEDS}  # new with a new default
 
 
-def command(env: str, script: str, flags: str, seed: int, steps: int) -> str:
-    """What runs a script with its options."""
-    script, *own = script.split()
-    words = [script, "--env-id", env, "--total-timesteps", str(steps)]
-    return " ".join([*words, *own, *flags.split(), "--seed", str(seed)])
+def command(env: str, steps: int, line: str) -> str:
+    """What runs a script with its options, but the seed."""
+    script, *options = line.split()
+    return " ".join([script, f"--env-id {env} --total-timesteps {steps}", *options])
 
 
 def shape(groups: int, members: int, epochs: int, size: int, rate: str) -> str:
@@ -55,6 +54,7 @@ VARIANTS = {  # columns of the study's table
     "bins": "docs/examples/gpg.py",
     "PPO": "ppo.py",
 }
+# Bins are for few dimensions.
 BINS = ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1", "FrozenLake-v1")
 # The best of five shapes on tuning seeds, and of six to nine settings of PPO: see commit 0a6aeb1.
 SHAPE = dict.fromkeys(STEPS, shape(4, 8, 8, 1024, "5e-3"))
@@ -65,30 +65,24 @@ SHAPE["Hopper-v5"] = shape(1, 4, 8, 256, "1e-3") + " --norm-obs"
 SHAPE["HalfCheetah-v5"] = shape(1, 4, 8, 256, "1e-3") + " --norm-obs --log-std-init -2"
 DENSE = ("Pendulum-v1", "LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")  # no group ties
 SHAPE |= {env: f"{SHAPE[env]} --ent-coef 0" for env in DENSE}
-PPO = {
-    "CartPole-v1": ppo(16, 64, 4, 256, "4e-3", 0.95),
-    "Acrobot-v1": ppo(16, 64, 4, 256, "4e-3", 0.9),
-    "MountainCarContinuous-v0": ppo(8, 256, 10, 128, "1e-3", 0.9),
-    "Pendulum-v1": ppo(8, 256, 10, 128, "1e-3", 0.9),
-    "FrozenLake-v1": ppo(8, 256, 10, 128, "1e-3", 0.9),
-    "LunarLander-v3": ppo(16, 256, 10, 128, "1e-3", 0.98),
-    "Hopper-v5": ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs",
-    "HalfCheetah-v5": ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs --log-std-init -2",
-}
+PPO = dict.fromkeys(STEPS, ppo(8, 256, 10, 128, "1e-3", 0.9))
+PPO["CartPole-v1"] = ppo(16, 64, 4, 256, "4e-3", 0.95)
+PPO["Acrobot-v1"] = ppo(16, 64, 4, 256, "4e-3", 0.9)
+PPO["LunarLander-v3"] = ppo(16, 256, 10, 128, "1e-3", 0.98)
+PPO["Hopper-v5"] = ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs"
+PPO["HalfCheetah-v5"] = ppo(1, 2048, 10, 64, "1e-3", 0.95) + " --norm-obs --log-std-init -2"
 GAMMAS = dict.fromkeys(STEPS, ("0.99", "0.95", "1"))  # tried on an environment
 GAMMAS |= {"MountainCarContinuous-v0": ("0.999", "0.99", "1")}  # its one reward is far away
 GAMMAS |= dict.fromkeys(("Pendulum-v1", "HalfCheetah-v5"), ("0.95", "0.9", "0.99"))
 LAMBDA = {"LunarLander-v3": "0.98"}  # of regression and critic; 0.95 elsewhere
-
-
-def columns(env: str) -> dict[str, str]:
-    """The variants that an environment has, and their scripts; bins are for few dimensions."""
-    return {name: VARIANTS[name] for name in VARIANTS if name != "bins" or env in BINS}
+CELLS = [
+    (env, variant) for env in STEPS for variant in VARIANTS if variant != "bins" or env in BINS
+]
 
 
 def base(env: str, variant: str) -> str:
-    """A variant's options but γ and λ: one iteration for all but PPO."""
-    return PPO[env] if variant == "PPO" else SHAPE[env]
+    """A variant's script and options but γ and λ: one iteration for all but PPO."""
+    return f"{VARIANTS[variant]} {PPO[env] if variant == 'PPO' else SHAPE[env]}"
 
 
 def discounts(env: str, variant: str) -> list[str]:
@@ -105,23 +99,27 @@ def discounts(env: str, variant: str) -> list[str]:
 
 def discount_tuning():
     """Which γ for each variant and environment? Is λ = 1 better? Close calls have four seeds."""
-    for seed in TUNING_SEEDS[:4]:
-        for env, steps in STEPS.items():
-            for variant, script in columns(env).items():
-                for options in discounts(env, variant):
-                    flags = f"{base(env, variant)} {options}"
-                    line = command(env, script, flags, seed, steps)
-                    yield env, f"{variant} {options}", seed, line
+    for env, variant in CELLS:
+        for options in discounts(env, variant):
+            line = command(env, STEPS[env], f"{base(env, variant)} {options}")
+            yield TUNING_SEEDS[:4], env, f"{variant} {options}", line
+
+
+def read(study: str) -> dict[tuple[str, str, str], dict]:
+    """The rows of a CSV by environment, variant and seed."""
+    path = RESULTS / f"{study}.csv"
+    if not path.exists():
+        return {}
+    with open(path, newline="") as file:
+        return {(row["env"], row["variant"], row["seed"]): row for row in csv.DictReader(file)}
 
 
 @cache
 def tried(study: str) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """How a study's runs ended: greedy and training returns of each environment and variant."""
     returns = defaultdict(list)
-    with open(Path(__file__).parent / "results" / f"{study}.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            found = float(row["greedy"]), float(row["train_return"])
-            returns[row["env"], row["variant"]].append(found)
+    for (env, variant, _), row in read(study).items():
+        returns[env, variant].append((float(row["greedy"]), float(row["train_return"])))
     return returns
 
 
@@ -136,22 +134,19 @@ def best(study: str, env: str, variant: str, options: list[str]) -> str:
 
 
 def tuned(env: str, variant: str) -> str:
-    """A variant's options, with the best of its discounts."""
+    """A variant's script and options, with the best of its discounts."""
     chosen = best("discount_tuning", env, variant, discounts(env, variant))
     return f"{base(env, variant)} {chosen}"
 
 
 def ladder():
     """Every variant on every environment, with the best of its discounts."""
-    for seed in SEEDS:
-        for env, steps in STEPS.items():
-            for variant, script in columns(env).items():
-                line = command(env, script, tuned(env, variant), seed, steps)
-                yield env, variant, seed, line
+    for env, variant in CELLS:
+        yield SEEDS, env, variant, command(env, STEPS[env], tuned(env, variant))
 
 
 def earlier(env: str, variant: str) -> str:
-    """A variant's options before the discounts were tuned."""
+    """A variant's script and options before the discounts were tuned."""
     options = base(env, variant) + (" --gamma 1" if variant == "outcome" else " --gamma 0.99")
     return options + " --gae-lambda 0.95" * (variant == "regression")
 
@@ -161,25 +156,22 @@ THREE = ("timestep", "regression", "PPO")
 
 def few(seeds, envs, steps: int, like: str | None = None):
     """Some variants on environments, with their options or those of another one."""
-    for seed in seeds:
-        for env in envs:
-            for name in THREE:
-                options = earlier(like or env, name)
-                yield env, name, seed, command(env, VARIANTS[name], options, seed, steps)
+    for env in envs:
+        for variant in THREE:
+            yield seeds, env, variant, command(env, steps, earlier(like or env, variant))
 
 
 million = partial(few, SEEDS[:5], ("Hopper-v5", "HalfCheetah-v5"), 1_000_000)
 unseen = partial(few, SEEDS, ("Walker2d-v5", "InvertedDoublePendulum-v5"), 250_000, "Hopper-v5")
 
 
-def still(env: str = "Acrobot-v1"):
+def still():
     """Which policies stand still, without an entropy bonus and with it?"""
-    for seed in SEEDS:
-        for variant in ("outcome", "process", "group"):
-            for weight in ("0", "0.001"):
-                options = f"{earlier(env, variant)} --ent-coef {weight}"
-                line = command(env, VARIANTS[variant], options, seed, STEPS[env])
-                yield env, f"{variant} {weight}", seed, line
+    env = "Acrobot-v1"
+    for variant in ("outcome", "process", "group"):
+        for weight in ("0", "0.001"):
+            line = f"{earlier(env, variant)} --ent-coef {weight}"
+            yield SEEDS, env, f"{variant} {weight}", command(env, STEPS[env], line)
 
 
 OPTIONS = ["--no-seed-groups", "--gamma 1", "--gamma 0.9", "--no-norm-std", "--loss-agg trajectory"]
@@ -191,23 +183,19 @@ EPISODES = {"CartPole-v1": 32, "Acrobot-v1": 32, "FrozenLake-v1": 32, "LunarLand
 
 def ablations():
     """Timestep, one of its options changed; outcome supervision, with shared starts and without."""
-    for seed in SEEDS:
-        for env, episodes in EPISODES.items():  # of an iteration
-            changes = [("timestep", "timestep", ""), ("outcome", "outcome", "")]
-            own = f"--ent-coef {0 if env in DENSE else 0.001}"
-            changes += [("timestep", options, options) for options in OPTIONS if options != own]
-            pairs = f"--num-groups {episodes // 2} --group-size 2"
-            changes.append(("timestep", "groups of two", pairs))
-            changes.append(("timestep", "one group", f"--num-groups 1 --group-size {episodes}"))
-            changes.append(("outcome", "outcome, --no-seed-groups", "--no-seed-groups"))
-            for variant, name, options in changes:
-                changed = f"{earlier(env, variant)} {options}"
-                line = command(env, VARIANTS[variant], changed, seed, STEPS[env])
-                yield env, name, seed, line
-            for name, scale in SCALES.items():
-                script = f"docs/examples/scaling.py --scale {scale}"
-                options = earlier(env, "timestep")
-                yield env, name, seed, command(env, script, options, seed, STEPS[env])
+    for env, episodes in EPISODES.items():  # of an iteration
+        timestep, outcome = earlier(env, "timestep"), earlier(env, "outcome")
+        lines = {"timestep": timestep, "outcome": outcome}
+        own = f"--ent-coef {0 if env in DENSE else 0.001}"
+        lines |= {options: f"{timestep} {options}" for options in OPTIONS if options != own}
+        lines["groups of two"] = f"{timestep} --num-groups {episodes // 2} --group-size 2"
+        lines["one group"] = f"{timestep} --num-groups 1 --group-size {episodes}"
+        lines["outcome, --no-seed-groups"] = f"{outcome} --no-seed-groups"
+        for name, scale in SCALES.items():
+            script = f"docs/examples/scaling.py --scale {scale}"
+            lines[name] = timestep.replace("grpo_rtg.py", script)
+        for name, line in lines.items():
+            yield SEEDS, env, name, command(env, STEPS[env], line)
 
 
 DEFAULT_STEPS = {"CartPole-v1": 200_000, "Acrobot-v1": 500_000, "Pendulum-v1": 500_000}
@@ -226,52 +214,53 @@ PPO_TRIED += [(16, 256, 10, 256, "1e-3"), (16, 256, 10, 256, "1.5e-3"), (16, 256
 
 def tuning():
     """Iterations for the defaults of the scripts; some were tried with few scripts and seeds."""
-    for seed in TUNING_SEEDS:
-        for env, steps in DEFAULT_STEPS.items():
-            for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"):
-                for tried in PPO_TRIED if script == "ppo.py" else GRPO_TRIED:
-                    name = "{} {}x{}, {} passes of {}, {}".format(script, *tried)
-                    options = "--ent-coef 0 " + shape(*tried)
-                    if script == "ppo.py":
-                        options = ppo(*tried, 0.98)
-                    yield env, name, seed, command(env, script, options, seed, steps)
+    for env, steps in DEFAULT_STEPS.items():
+        for script in ("grpo_outcome.py", "grpo_process.py", "grpo_rtg.py", "ppo.py"):
+            for tried in PPO_TRIED if script == "ppo.py" else GRPO_TRIED:
+                name = "{} {}x{}, {} passes of {}, {}".format(script, *tried)
+                own = ppo(*tried, 0.98) if script == "ppo.py" else f"--ent-coef 0 {shape(*tried)}"
+                yield TUNING_SEEDS, env, name, command(env, steps, f"{script} {own}")
 
 
 def entropy():
     """Does a small entropy bonus free policies that stand still, and what does it cost?"""
     for env, steps in (DEFAULT_STEPS | FURTHER_STEPS).items():
-        for seed in TUNING_SEEDS if env == "Acrobot-v1" else TUNING_SEEDS[:5]:
-            for weight in ("0", "0.0001", "0.001"):
-                line = command(env, "grpo_rtg.py", f"--ent-coef {weight}", seed, steps)
-                yield env, f"grpo_rtg.py {weight}", seed, line
+        seeds = TUNING_SEEDS if env == "Acrobot-v1" else TUNING_SEEDS[:5]
+        for weight in ("0", "0.0001", "0.001"):
+            line = command(env, steps, f"grpo_rtg.py --ent-coef {weight}")
+            yield seeds, env, f"grpo_rtg.py {weight}", line
 
 
-NOISE = "docs.examples.noise:"
+def noise(*names: str) -> list[str]:
+    return [f"docs.examples.noise:{name}-v0" for name in names]
+
+
 DOSE = {"seeded": "grpo_rtg.py", "not seeded": "grpo_rtg.py --no-seed-groups", "PPO": "ppo.py"}
-DOSES = ["Pendulum0", "Pendulum3", "Pendulum10", "Pendulum30", "Acrobot0", "Acrobot3", "Acrobot10"]
+PENDULUMS = noise("Pendulum0", "Pendulum3", "Pendulum10", "Pendulum30")
+ACROBOTS = noise("Acrobot0", "Acrobot3", "Acrobot10")
 
 
 def dose():
     """Noise of σ in rewards, which a group shares if it is seeded; judged without noise."""
-    for seed in SEEDS:
-        for name in DOSES:
-            env = f"{NOISE}{name}-v0"
-            for variant, script in DOSE.items():
-                yield env, variant, seed, command(env, script, "", seed, 200_000)
+    for env in PENDULUMS + ACROBOTS:
+        for variant, script in DOSE.items():
+            yield SEEDS, env, variant, command(env, 200_000, script)
 
 
-RESERVOIR, PORTFOLIO = (f"{NOISE}{x}-v0" for x in ("Reservoir", "Portfolio"))
-BACKLOG, LOST_SALES, PUSHES = (f"{NOISE}{x}-v0" for x in ("Backlog", "LostSales", "Pushes"))
-WIND, BLACKJACK, SMALL = f"{NOISE}Wind-v0", "Blackjack-v1", f"{NOISE}ScaledDispatch-v0"
+RESERVOIR, PORTFOLIO, BACKLOG = noise("Reservoir", "Portfolio", "Backlog")
+LOST_SALES, PUSHES, WIND, SMALL = noise("LostSales", "Pushes", "Wind", "ScaledDispatch")
+BLACKJACK = "Blackjack-v1"
 SCALED = "PPO, rewards / 100"
-EXACT = {BLACKJACK: " --eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
+EXACT = {BLACKJACK: "--eval-episodes 10000"}  # returns of single hands are -1, 0 or 1
+
+
+# SB3's PPO with VecNormalize and what ppo.py has; a text is a rate that falls linearly to 0.
+SB3 = {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
+SB3["learning_rate"] = "1e-3"
 
 
 def sb3(**settings) -> str:
-    """The settings of SB3's PPO: VecNormalize, what ppo.py has, and those given."""
-    start = {"normalize": True, "n_envs": 16, "n_steps": 256, "batch_size": 128, "gamma": 0.99}
-    settings = start | {"learning_rate": "1e-3"} | settings
-    return f"--settings {json.dumps(settings, separators=(',', ':'))}"
+    return f"--settings {json.dumps(SB3 | settings, separators=(',', ':'))}"
 
 
 GROUPS = [f"--num-groups 2 --group-size 8 --gamma {x}" for x in ("0.99", "1")]
@@ -291,7 +280,6 @@ TRIED = {  # columns: a script, and its settings
     "PPO": ("ppo.py --norm-obs", OF_PPO),
     "SB3": ("docs/benchmark/sb3.py", OF_SB3),
 }
-LUCK_COLUMNS = ["outcome", "timestep", "not seeded", "regression", "PPO", SCALED]
 LUCK = dict.fromkeys((DISPATCH, RESERVOIR, PORTFOLIO, BACKLOG, LOST_SALES), 200_000)  # steps
 LUCK |= {PUSHES: 100_000, BLACKJACK: 100_000, WIND: 500_000}
 TUNED = [env for env in LUCK if env != LOST_SALES]  # it has Backlog's settings
@@ -299,77 +287,75 @@ TUNED = [env for env in LUCK if env != LOST_SALES]  # it has Backlog's settings
 
 def luck_tuning():
     """Where luck that the seed fixes decides: four settings of each column, six of PPO."""
-    for seed in TUNING_SEEDS[:2]:
-        for env in TUNED:
-            for column, (script, settings) in TRIED.items():
-                for options in settings:
-                    line = command(env, script, options + EXACT.get(env, ""), seed, LUCK[env])
-                    yield env, f"{column} {options}", seed, line
-        for options in OF_PPO:
-            line = command(SMALL, "ppo.py --norm-obs", options, seed, 200_000)
-            yield DISPATCH, f"{SCALED} {options}", seed, line
+    for env in TUNED:
+        for column, (script, settings) in TRIED.items():
+            for options in settings:
+                line = command(env, LUCK[env], f"{script} {options} {EXACT.get(env, '')}")
+                yield TUNING_SEEDS[:2], env, f"{column} {options}", line
+    for options in OF_PPO:
+        line = command(SMALL, 200_000, f"ppo.py --norm-obs {options}")
+        yield TUNING_SEEDS[:2], DISPATCH, f"{SCALED} {options}", line
 
 
-def chosen(env: str, column: str, own: list[str]) -> str:
-    """The best of a column's settings, and what the environment needs."""
-    tuned = env if env in TUNED else BACKLOG
-    return best("luck_tuning", tuned, column, own) + EXACT.get(env, "")
+def chosen(env: str, column: str) -> str:
+    """A column's script with the best of its settings, and what the environment needs."""
+    script, settings = TRIED["PPO" if column == SCALED else column]
+    tuned = best("luck_tuning", BACKLOG if env == LOST_SALES else env, column, settings)
+    return f"{script} {tuned} {EXACT.get(env, '')}"
 
 
 def luck():
     """Each column with the best of its settings; and controls."""
-    for seed in SEEDS:
-        for env, steps in LUCK.items():
-            for column, (script, settings) in TRIED.items():
-                line = command(env, script, chosen(env, column, settings), seed, steps)
-                yield env, column, seed, line
-        options = chosen(DISPATCH, SCALED, OF_PPO)
-        line = command(SMALL, "ppo.py --norm-obs", options, seed, 200_000)
-        yield DISPATCH, SCALED, seed, line
-        options = "--no-seed-groups --norm-obs " + chosen(DISPATCH, "regression", LAMBDAS)
-        line = command(DISPATCH, "docs/examples/regression.py", options, seed, 200_000)
-        yield DISPATCH, "regression, not seeded", seed, line
-        if seed in SEEDS[:5]:
-            options = chosen(RESERVOIR, "PPO", OF_PPO)
-            line = command(RESERVOIR, "ppo.py --norm-obs", options, seed, 1_000_000)
-            yield RESERVOIR, "PPO, 1M steps", seed, line
+    for env, steps in LUCK.items():
+        for column in TRIED:
+            yield SEEDS, env, column, command(env, steps, chosen(env, column))
+    yield SEEDS, DISPATCH, SCALED, command(SMALL, 200_000, chosen(DISPATCH, SCALED))
+    line = chosen(DISPATCH, "regression").replace("--norm-obs", "--no-seed-groups --norm-obs")
+    yield SEEDS, DISPATCH, "regression, not seeded", command(DISPATCH, 200_000, line)
+    line = command(RESERVOIR, 1_000_000, chosen(RESERVOIR, "PPO"))
+    yield SEEDS[:5], RESERVOIR, "PPO, 1M steps", line
 
 
-ENVS = [*LUCK, *(f"{NOISE}{name}-v0" for name in DOSES[:4])]  # of variances.py
-ENVS += [env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1")]
-ENVS += [f"{NOISE}{name}-v0" for name in DOSES[4:]]
+ENVS = [*LUCK, *PENDULUMS]  # of variances.py
+ENVS += [env for env in STEPS if env not in ("Acrobot-v1", "Pendulum-v1")] + ACROBOTS
 
 
 def members():
     """Few large groups or many small ones, as many episodes in an iteration."""
-    for seed in SEEDS:
-        for env, steps in LUCK.items():
-            options = f"--norm-obs {chosen(env, 'timestep', GROUPS)}"
-            for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
-                flags = f"{options} --num-groups {groups} --group-size {size}"
-                yield env, f"{groups}x{size}", seed, command(env, "grpo_rtg.py", flags, seed, steps)
+    for env, steps in LUCK.items():
+        for groups, size in ((2, 16), (4, 8), (8, 4), (16, 2)):
+            line = f"{chosen(env, 'timestep')} --num-groups {groups} --group-size {size}"
+            yield SEEDS, env, f"{groups}x{size}", command(env, steps, line)
 
 
 def twice():
     """grpo_rtg.py with twice the steps, and one run of ppo.py with its own, for their seconds."""
-    for env, variant, seed, line in (*ladder(), *luck()):
-        differs = env in ("FrozenLake-v1", "Hopper-v5", "HalfCheetah-v5", *LUCK)
-        if differs and variant == "timestep":
+    for seeds, env, variant, line in (*ladder(), *luck()):
+        if env not in ("FrozenLake-v1", "Hopper-v5", "HalfCheetah-v5", *LUCK):
+            continue
+        if variant == "timestep":
             steps = (STEPS | LUCK)[env]
-            yield env, variant, seed, line.replace(f"timesteps {steps}", f"timesteps {2 * steps}")
-        if differs and variant == "PPO" and seed == SEEDS[0]:
-            yield env, variant, seed, line
+            yield seeds, env, variant, line.replace(f"timesteps {steps}", f"timesteps {2 * steps}")
+        if variant == "PPO":
+            yield SEEDS[:1], env, variant, line
 
 
 def defaults():
     """What the scripts do with nothing but an environment and its steps."""
     for script, seeds in DEFAULTS_SEEDS.items():
-        for seed in seeds:
-            for env, steps in REPORTED_STEPS.items():
-                yield env, script, seed, command(env, script, "", seed, steps)
+        for env, steps in REPORTED_STEPS.items():
+            yield seeds, env, script, command(env, steps, script)
 
 
 STUDIES = {"ladder": ladder, "million": million, "unseen": unseen, "ablations": ablations}
 STUDIES |= {"tuning": tuning, "defaults": defaults, "entropy": entropy, "dose": dose}
 STUDIES |= {"luck_tuning": luck_tuning, "luck": luck, "members": members, "twice": twice}
 STUDIES |= {"discount_tuning": discount_tuning, "still": still}
+
+
+def jobs(study: str) -> dict[tuple[str, str, str], str]:
+    """The command of each environment, variant and seed: every setting, before the next seed."""
+    found = {}
+    for seeds, env, variant, line in STUDIES[study]():
+        found |= {(env, variant, str(seed)): f"{line} --seed {seed}" for seed in seeds}
+    return dict(sorted(found.items(), key=lambda job: int(job[0][2])))

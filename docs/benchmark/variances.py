@@ -20,9 +20,6 @@ sys.path.insert(0, str(run.ROOT))
 import grpo_rtg
 from docs.examples import luck
 
-VALUES = ["seed_share", "predicted", "single", "critic"]
-COLUMNS = ["env", "variant", "seed", *VALUES, "commit", "versions"]
-PATH = run.RESULTS / "variances.csv"
 luck.NUM_EPISODES = 512
 
 
@@ -36,21 +33,20 @@ def measured(env_id: str, stage: str, seed: str) -> dict:
             args.evaluate = str(grpo_rtg.train(args).dir / "checkpoint.pt")
         values = luck.measure(args)
         os.chdir(run.ROOT)
-    texts = [" ".join(f"{x:.3g}" for x in values[name]) for name in VALUES]
-    about = [run.commit("docs/examples/luck.py"), run.versions()]
-    return dict(zip(COLUMNS, [env_id, stage, seed, *texts, *about]))
+    texts = {name: " ".join(f"{x:.3g}" for x in found) for name, found in values.items()}
+    about = {"commit": run.git("rev-parse", "--short", "HEAD"), "versions": run.versions()}
+    return {"env": env_id, "variant": stage, "seed": seed} | texts | about
 
 
 def main() -> None:
     seeds = [str(seed) for seed in studies.TUNING_SEEDS[:2]]
     stages = ("new", "50k")
     keys = [(env_id, stage, seed) for seed in seeds for env_id in studies.ENVS for stage in stages]
-    todo = [key for key in keys if key not in run.read(PATH)]
+    todo = [key for key in keys if key not in studies.read("variances")]
     with Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        ends = [pool.apply_async(measured, key) for key in todo]
-        for key, end in zip(todo, ends):
+        for end in [pool.apply_async(measured, key) for key in todo]:
             with suppress(grpo_rtg.UserError):  # all groups tie
-                run.write(PATH, run.read(PATH) | {key: end.get()}, COLUMNS)
+                run.add("variances", end.get())
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ COLOURS = {"grpo_rtg.py": "#0072B2", "ppo.py": "#D55E00", "neither": TEXT}  # wh
 def main() -> None:
     use_style()
     figure, panel = plt.subplots(figsize=(9, 5.4), layout="constrained")
-    envs = sorted(studies.ENVS, key=lambda env: np.median(report.variances(env, "50k", "critic")))
+    envs = sorted(studies.ENVS, key=lambda env: np.median(report.measured(env, "50k", "critic")))
     for y, env in enumerate(envs):
         point, half = report.beside_ppo(env)
         better = "grpo_rtg.py" if point > half else "ppo.py" if point < -half else "neither"
         for stage, filled in (("new", False), ("50k", True)):
-            found = report.variances(env, stage, "critic")
+            found = report.measured(env, stage, "critic")
             style = {"color": COLOURS[better], "alpha": 1 if filled else 0.5}
             height = y + (0.12 if filled else -0.12)
             panel.plot(found[[0, -1]], [height] * 2, linewidth=1.5, **style)
