@@ -3,13 +3,13 @@
 import ast
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-GRPO = ["grpo_outcome", "grpo_process", "grpo_rtg"]
-each_script = pytest.mark.parametrize("script", [*GRPO, "ppo"])
+from tests.child import ROOT, SCRIPTS
+
+GRPO = SCRIPTS[:3]
+each_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
 def read(script: str) -> str:
@@ -42,7 +42,7 @@ def options(script: str) -> list[str]:
 
 
 def test_below_the_line_the_four_files_are_one_text():
-    texts = {halves(script)[1] for script in [*GRPO, "ppo"]}
+    texts = {halves(script)[1] for script in SCRIPTS}
     assert len(texts) == 1
     assert len(re.findall("^# --- .* ---$", texts.pop(), re.M)) == 4  # headings
 

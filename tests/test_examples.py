@@ -23,9 +23,10 @@ import scaling
 import grpo_rtg
 from docs.examples import arithmetic, dispatch, luck, noise, preferences, wrappers
 from tests import child
+from tests.test_maths import to_go
 
-OWN_OPTIONS = {"regression": "--gae-lambda", "critic": "--gae-lambda", "gpg": "--bin-width"}
-OWN_OPTIONS["scaling"] = "--scale"
+OWN_OPTIONS = {"regression": "--gae-lambda=0.9", "critic": "--gae-lambda=0.9"}
+OWN_OPTIONS |= {"gpg": "--bin-width=0.5", "scaling": "--scale=step"}
 TINY = ["--total-timesteps=1500", "--minibatch-size=32", "--update-epochs=2", "--norm-obs"]
 TINY += ['--env-kwargs={"max_episode_steps": 20}', "--eval-episodes=3", "--checkpoint-interval=0"]
 
@@ -43,10 +44,6 @@ def make_episodes(lengths, truncated, obs=None):
 def in_episodes(episodes, column):
     """What each step has [S], as an array for each episode."""
     return np.split(np.asarray(column), episodes.mask.sum(dim=-1).flatten().cumsum(0)[:-1])
-
-
-def to_go(x, gamma):
-    return [sum(gamma**i * y for i, y in enumerate(x[t:])) for t in range(len(x))]
 
 
 def mean_squares(advantages, episodes):
@@ -293,17 +290,16 @@ def test_an_example_trains_resumes_and_is_played(name, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     script = sys.modules[name].__file__
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="^0$"):
         python(script, "--help")
-    assert OWN_OPTIONS[name] in capsys.readouterr().out
-    trained = python(script, *TINY)
+    trained = python(script, *TINY, OWN_OPTIONS[name])
     [whole] = Path("runs").glob(f"CartPole-v1__{name}__1__*/checkpoint.pt")
     played = python(grpo_rtg.__file__, "--evaluate", str(whole))
     assert re.search("Greedy evaluation.*", played)[0] in trained
     save = grpo_rtg.Run.save
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(grpo_rtg.Run, "save", kill)
-        python(script, *TINY)
+        python(script, *TINY, OWN_OPTIONS[name])
     [killed] = set(Path("runs").glob("*/checkpoint.pt")) - {whole}
     for _ in range(2):
         python(script, "--resume", str(killed))

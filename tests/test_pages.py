@@ -5,31 +5,30 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import tyro
 
-ROOT = Path(__file__).parent.parent
+from tests.child import ROOT, SCRIPTS
+from tests.test_maths import VARIANTS, each_variant, pad
+
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-MODULES = {name: importlib.import_module(name) for name in ("grpo_outcome", "grpo_process")}
-MODULES |= {name: importlib.import_module(name) for name in ("grpo_rtg", "ppo")}
+MODULES = {name: importlib.import_module(name) for name in SCRIPTS}
 sys.path[:0] = [str(DOCS), str(DOCS / "benchmark"), str(DOCS / "figures")]
 links = importlib.import_module("links")
 
 # What pages mention and the project does not have: TRL's names, Gymnasium's, the reader's.
 FOREIGN = """num_generations num_iterations epsilon beta sync_ref_model ref_model_sync_steps
 per_device_train_batch_size scale_rewards loss_type max_completion_length frac_reward_zero_std
-GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction_kl my_module
+GRPOConfig generation_batch_size gradient_accumulation_steps use_bias_correction_kl
 gymnasium.Wrapper LinearReward ResizeObservation GrayscaleObservation FrameStackObservation
-FilterObservation NormalizeObservation NormalizeReward FlatObsWrapper
-TimeLimit max_grad_norm entropy_coef epsilon_high ref_model_mixup_alpha"""
+FilterObservation NormalizeObservation NormalizeReward FlatObsWrapper max_grad_norm entropy_coef
+ref_model_mixup_alpha"""
 OTHER_FLAGS = "--by --out --tag --nproc-per-node --logdir --seeds --replay --index-url --help --no-"
 
 
@@ -38,11 +37,9 @@ def prose(page) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@cache
-def words() -> set[str]:
-    """Every name of the scripts and of what is under docs."""
-    paths = [*ROOT.glob("*.py"), *DOCS.glob("**/*.py")]
-    return set(re.findall(r"[A-Za-z_]\w*", " ".join(path.read_text() for path in paths)))
+# Every name of the scripts and of what is under docs.
+CODES = [path.read_text() for path in (*ROOT.glob("*.py"), *DOCS.glob("**/*.py"))]
+WORDS = set(re.findall(r"[A-Za-z_]\w*", " ".join(CODES)))
 
 
 @each_page
@@ -50,7 +47,7 @@ def test_every_name_on_a_page_exists(page):
     """At least as a word of a script: a variable, a key, a tag."""
     for name in set(re.findall(r"`([A-Za-z_][\w.]*)`", prose(page))) - set(FOREIGN.split()):
         if not re.search(r"\.(py|md|pt|svg|txt|csv)$", name):
-            assert words().issuperset(name.split(".")), name
+            assert WORDS.issuperset(name.split(".")), name
 
 
 @each_page
@@ -60,19 +57,15 @@ def test_every_flag_on_a_page_exists(page):
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text())) <= known
 
 
-def anchors(path) -> set[str]:
-    heads = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
 @each_page
 def test_links_and_pictures_resolve(page):
     for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         path = (page.parent / path) if path else page
         assert path.exists(), target
-        if path.suffix == ".md":
-            assert not anchor or anchor in anchors(path), target
+        if path.suffix == ".md" and anchor:
+            heads = re.findall(r"^#+ (.*)$", path.read_text().lower(), flags=re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", x).replace(" ", "-") for x in heads], target
 
 
 @each_page
@@ -136,23 +129,14 @@ def test_python_in_the_pages_runs_and_prints_what_its_comments_say(code, capsys)
         assert printed.splitlines()[-1] == said[-1]
 
 
-REWARDS = torch.tensor([[[1.0, 1, 2], [0, 3, 0], [2, 0, 0]]])
-MASK = torch.tensor([[[1, 1, 1], [1, 1, 0], [1, 0, 0]]], dtype=torch.bool)
-WORKED = {  # the row of grpo.md: script, options
-    "outcome": ("grpo_outcome", {}),
-    "process": ("grpo_process", {}),
-    "return-to-go, `timestep`": ("grpo_rtg", {"baseline": "timestep"}),
-    "return-to-go, `group`": ("grpo_rtg", {"baseline": "group"}),
-}
-
-
-@pytest.mark.parametrize("variant", WORKED)
+@each_variant
 def test_the_group_that_is_worked_by_hand(variant):
-    script, options = WORKED[variant]
-    advantages = MODULES[script].compute_advantages(REWARDS, MASK, 1.0, **options)
+    compute, _ = VARIANTS[variant]
+    rewards, mask = pad([[[1.0, 1, 2], [0.0, 3], [2.0]]])
     page = (DOCS / "grpo.md").read_text()
-    [row] = re.findall(rf"^\| {re.escape(variant)} \| (.*) \|$", page, re.MULTILINE)
-    assert advantages[MASK].tolist() == pytest.approx(numbers(row), abs=6e-4)
+    [row] = re.findall(rf"^\| (?:return-to-go, `)?{variant}`? \| (.*) \|$", page, re.MULTILINE)
+    advantages = compute(rewards, mask, 1.0)
+    assert advantages[mask].tolist() == pytest.approx(numbers(row), abs=6e-4)
 
 
 def training_commands() -> list[str]:

@@ -7,11 +7,8 @@ import ppo
 from tests.child import TINY, env, equal, train, weights
 from tests.envs import Countdown
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*WARN")  # Gymnasium's checker, of tests/envs.py
-
 
 def make_policy(env_, **options):
-    env_ = ppo.gym.wrappers.FlattenObservation(env_)
     torch.manual_seed(0)
     args = ppo.Args(hidden_size=8, **options)
     return ppo.Policy(env_.observation_space, env_.action_space, args)
@@ -109,18 +106,11 @@ def test_a_last_observation_is_looked_at_too(refused):
     refused("NaN or infinity.* at the end", "ppo", **TINY["ppo"] | env("Faulty", what="last"))
 
 
-def test_evaluations_do_not_disturb_training():
-    """Nor what environments draw from generators that all share."""
-    plain, evaluated = (train("ppo", **env("Dice"), eval_interval=x) for x in (0, 1))
-    assert equal(weights(plain), weights(evaluated))
-
-
 def test_a_run_goes_on_from_its_checkpoint():
     """With its weights and its optimizer's state; two who resume it do the same."""
     run = train("ppo", norm_obs=True)
     resume = {"norm_obs": True, "resume": str(run.dir / "checkpoint.pt")}
     before = torch.load(resume["resume"])
-    assert before["optimizer"]["state"][0]["step"] > 0
     same = train("ppo", **resume)  # nothing is left to train
     assert all(equal(before[x], same.saved[x].state_dict()) for x in ("policy", "optimizer"))
     ends = []

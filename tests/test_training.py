@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -14,29 +13,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 import grpo_rtg as grpo
 from tests import child
 from tests.child import TINY, both_kinds, curves, env, equal, only_run, train, weights
 from tests.envs import Countdown
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*WARN")  # Gymnasium's checker, of tests/envs.py
 slow = pytest.mark.slow
 
 
 def collect(**options):
-    """The arguments, an untrained policy and the episodes of two groups of three."""
+    """Episodes of an untrained policy, two groups of three."""
     args = grpo.Args(**{"num_groups": 2, "group_size": 3, "minibatch_size": 1} | options)
     envs = [grpo.make_env(args) for _ in range(6)]
     torch.manual_seed(0)
     policy = grpo.Policy(envs[0].observation_space, envs[0].action_space, args)
-    return args, policy, grpo.collect_groups(envs, policy, args)
-
-
-def grpo_policy(action_space):
-    """A policy that acts there."""
-    return grpo.Policy(spaces.Box(-1, 1, (2,)), action_space, grpo.Args())
+    return grpo.collect_groups(envs, policy, args)
 
 
 def starts(episodes):
@@ -47,11 +39,11 @@ def starts(episodes):
 
 
 def test_a_group_starts_equal_and_groups_differ():
-    _, _, episodes = collect()
+    episodes = collect()
     first = starts(episodes)
     assert first.shape == (2, 3, 4)
     assert (first == first[:, :1]).all() and (first[0] != first[1]).all()
-    _, _, apart = collect(seed_groups=False)
+    apart = collect(seed_groups=False)
     assert len(starts(apart).flatten(0, 1).unique(dim=0)) == 6
 
 
@@ -67,7 +59,7 @@ def test_members_that_ignore_their_seed_are_refused_unless_that_is_meant(cli, re
 @pytest.mark.parametrize("ends", [["terminated"], ["truncated"], ["terminated", "truncated"]])
 def test_steps_stand_in_order(ends):
     """Each observation says the episode's length by its seed and the steps taken."""
-    _, _, episodes = collect(**env("Countdown", choose=True, ends=ends))
+    episodes = collect(**env("Countdown", choose=True, ends=ends))
     lengths = episodes.mask.sum(dim=-1)  # [K, G]
     assert len(lengths.unique()) > 2
     assert torch.equal(episodes.mask, torch.arange(lengths.max()) < lengths[..., None])
@@ -85,21 +77,16 @@ def test_steps_stand_in_order(ends):
 
 
 def test_groups_are_played_until_they_fill_a_minibatch():
-    _, _, episodes = collect(**env("Stamp"), minibatch_size=20)
+    episodes = collect(**env("Stamp"), minibatch_size=20)
     assert episodes.mask.shape == (8, 3, 1) and episodes.mask.all()
     assert len(starts(episodes)[:, 0].unique()) == 2
 
 
 def test_rows_of_shape_1_d_are_observations_of_shape_d(cli):
     """Or log-probabilities would be broadcast to [S, S]. Nor do odd flags matter."""
-    args, policy, episodes = collect(**env("Odd"))
-    assert episodes.obs.shape == (episodes.mask.sum(), 2) == (30, 2)
-    batch = grpo.make_batch(episodes, torch.zeros(episodes.mask.shape), policy, policy, args)
-    shapes = {name: x.shape for name, x in batch.items()}
-    assert shapes == dict.fromkeys(batch, (30,)) | {"obs": (30, 2), "actions": (30, 1)}
+    assert collect(**env("Odd")).obs.shape == (30, 2)
     status, out, _ = cli("grpo_rtg", **TINY["grpo_rtg"] | env("Odd"))
     assert status == 0 and "return 17.90 ± 0.00" in out  # 5.1 + 1 + 5.3 + 1 + 5.5
-    assert (only_run() / "checkpoint.pt").exists()
 
 
 @pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete", "MultiBinary", "Box", "integers"])
@@ -108,29 +95,6 @@ def test_actions_of_any_kind_are_learned(kind):
     options = {"learning_rate": 1e-2, "group_size": 16, "update_epochs": 8}
     run = train("grpo_rtg", **options, **env("Answer", kind=kind), total_timesteps=5000)
     assert run.best_return > 9
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_box_actions_are_scaled_and_never_leave_the_space(dtype):
-    space = spaces.Box(0.1, 5, (1,), dtype)
-    outputs = np.float32([-1, 0, 1, *np.random.default_rng(0).normal(size=500)])
-    given = grpo_policy(space).to_env(outputs[:, None])
-    assert all(space.contains(action) for action in given)
-    low, middle, high = np.concatenate(given[:3])
-    assert low == space.low and high == space.high and middle == pytest.approx(2.55, rel=1e-3)
-    assert (np.concatenate(given) == space.high).sum() > 50  # clipped
-
-
-def test_box_actions_without_bounds_are_taken_as_they_are():
-    biggest = np.finfo(np.float32).max
-    for bound in (biggest, np.inf):
-        [action] = grpo_policy(spaces.Box(-bound, bound, (1,))).to_env(np.float32([[7.5]]))
-        assert action == 7.5
-    orders = grpo_policy(spaces.Box(-120, 120, (1,), np.int8))  # wider than its own type
-    assert orders.to_env(np.float32([-1, 0.505, 1])).ravel().tolist() == [-120, 61, 120]
-    half = spaces.Box(np.float32([-2, -2]), np.float32([2, np.inf]))
-    given = grpo_policy(half).to_env(np.float32([[0.5, 7], [0.5, -3]]))
-    assert np.array_equal(given, [[1, 7], [1, -2]])
 
 
 @both_kinds
@@ -143,8 +107,6 @@ def test_observations_keep_float64_until_they_are_normalized(script):
 def test_observations_are_flattened():
     env_ = grpo.make_env(grpo.Args(**env("Answer", kind="Box")))
     assert env_.reset(seed=0)[0].tolist() == [0.5] * 4 + [0, 1] + [0, 0, 1]
-    for env_id, size in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("CartPole-v1", 4)):
-        assert grpo.make_env(grpo.Args(env_id=env_id)).observation_space.shape == (size,)
     with pytest.warns(UserWarning, match="1000 steps.*max_episode_steps"):
         assert grpo.make_env(grpo.Args(env_id="Blackjack-v1")).spec.max_episode_steps == 1000
     blackjack = grpo.Args(env_id="Blackjack-v1", env_kwargs='{"max_episode_steps": 7}')
@@ -177,13 +139,13 @@ def test_advantages_that_cannot_be_are_refused(wrong):
 
 @both_kinds
 def test_the_same_seed_gives_the_same_weights(script):
-    """Whatever an environment draws from Python's and NumPy's generators."""
-    runs = []
-    for seed in (1, 1, 2):
-        random.seed(len(runs))
-        np.random.seed(len(runs))
-        runs.append(weights(train(script, **env("Dice"), seed=seed)))
-    assert equal(runs[0], runs[1]) and not equal(runs[0], runs[2])
+    """Whatever evaluations do, or an environment draws from Python's and NumPy's generators."""
+
+    def end(seed, interval):
+        torch.seed()
+        return weights(train(script, **env("Dice"), seed=seed, eval_interval=interval))
+
+    assert equal(end(1, 0), end(1, 1)) and not equal(end(1, 0), end(2, 0))
 
 
 @both_kinds
@@ -193,8 +155,9 @@ def test_no_two_start_states_of_a_run_are_alike_but_those_of_a_group(script, mon
     monkeypatch.setattr(
         Countdown, "reset", lambda *x, seed, **y: seeds.append(seed) or reset(*x, seed=seed)
     )
+    options = env("Countdown") | ({"num_groups": 2} if script == "grpo_rtg" else {})
     for seed in (3, 4):
-        train(script, **env("Countdown"), seed=seed, eval_episodes=5)
+        train(script, **options, seed=seed, eval_episodes=5)
     evaluated = list(range(10**9, 10**9 + 5))
     assert [seed for seed in seeds if seed in evaluated] == 2 * evaluated
     trained = [seed for seed in seeds if seed not in evaluated]
@@ -229,6 +192,7 @@ def test_statistics_of_observations_wait_for_the_update(script, monkeypatch):
     update = module.update
 
     def watched(policy, optimizer, batch, args):
+        assert all(x.ndim == 1 for name, x in batch.items() if name not in ("obs", "actions"))
         ratio = policy(batch["obs"]).log_prob(batch["actions"]) - batch["old_log_probs"]
         seen.append((ratio.abs().max().item(), int(policy.obs_count)))
         return update(policy, optimizer, batch, args)
@@ -318,9 +282,6 @@ def test_a_killed_run_resumes_to_the_bit(interval):
     points, expected = curves(run.dir), curves("whole" / whole.dir.relative_to("runs"))
     del points["charts/SPS"], expected["charts/SPS"]
     assert points == expected
-    saved = torch.load(run.dir / "checkpoint.pt")["policy"]
-    assert equal(saved, run.saved["policy"].state_dict())
-    assert not list(run.dir.glob("*.part"))
 
 
 def test_a_finished_run_is_given_more_steps_but_not_less(refused):
@@ -352,17 +313,13 @@ def test_checkpoints_come_by_time_each_after_its_curves(monkeypatch):
         expected += ["best.pt", "checkpoint.pt"] * (run.iteration // 2 if eval_interval else 0)
         expected += ["checkpoint.pt", "best.pt", "checkpoint.pt"]
         assert seen[::2] == ["curves"] * len(expected) and seen[1::2] == expected
-    before = (run.dir / "checkpoint.pt").read_bytes()
-    monkeypatch.setattr(os, "replace", lambda *paths: None)  # as if killed just before
-    run.step += 1
-    run.save("checkpoint.pt")
-    assert (run.dir / "checkpoint.pt").read_bytes() == before
     seen.clear()
+    (run.dir / "checkpoint.pt").unlink()
     monkeypatch.setattr(os, "replace", lambda *paths: seen.append(paths))
-    monkeypatch.setattr(grpo, "print", lambda *_: seen and 1 / 0, raising=False)  # no terminal
+    monkeypatch.setattr(grpo, "print", lambda *_: 1 / 0, raising=False)  # no terminal
     with pytest.raises(ZeroDivisionError):
         run.finish([])
-    assert len(seen) == 2
+    assert len(seen) == 2 and not (run.dir / "checkpoint.pt").exists()  # until it is renamed
 
 
 @both_kinds
