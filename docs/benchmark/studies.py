@@ -314,6 +314,11 @@ def luck():
     yield SEEDS, DISPATCH, "regression, not seeded", command(DISPATCH, 200_000, line)
     line = command(RESERVOIR, 1_000_000, chosen(RESERVOIR, "PPO"))
     yield SEEDS[:5], RESERVOIR, "PPO, 1M steps", line
+    for name, options in (("2x8", ""), ("4x8", "--num-groups 4")):
+        line = command(WIND, LUCK[WIND], f"grpo_rtg.py {options}")
+        yield SEEDS, WIND, f"{name}, no --norm-obs", line
+    line = chosen(WIND, "PPO").replace("--norm-obs ", "")
+    yield SEEDS, WIND, "PPO, no --norm-obs", command(WIND, LUCK[WIND], line)
 
 
 ENVS = [*LUCK, *PENDULUMS]  # of variances.py
