@@ -166,7 +166,8 @@ def main() -> None:
         minutes = sum(float(row["seconds"]) for row in chosen) / args.jobs / 60
         print(f"{len(chosen)} runs, which took {minutes:.0f} minutes when the CSV was made")
         sys.exit(not replay(chosen, args.jobs))
-    if git("status", "--porcelain", "--", "grpo_*.py", "ppo.py", "docs/examples"):
+    scripts = ("grpo_*.py", "ppo.py", "docs/examples", "docs/benchmark/sb3.py")
+    if git("status", "--porcelain", "--", *scripts):
         sys.exit("Commit the scripts: a row names the commit that it is of.")
     jobs = studies.jobs(args.study)
     missing = {key: jobs[key] for key in jobs if rows.get(key, {}).get("command") != jobs[key]}
